@@ -17,7 +17,7 @@ from gpu_ops import graph_ms
 
 from quire.kernels.formats.fp8_weight import quantize_channels
 from quire.kernels.formats.int8_weight import quantize_outputs
-from quire.kernels.gpu.linear import gemv, gemv_fp8, gemv_int8
+from quire.kernels.gpu.linear import gemv, gemv_bytes
 from quire.kernels.gpu.linear.gemv import FusedActivation, FusedNorm, GemvPlan
 
 SHAPES = {  # outputs, inputs, norm before, activation after
@@ -76,9 +76,9 @@ def candidates(outputs, inputs, pair, kind):
                             yield GemvPlan(rows, columns, times, warps, ahead)
 
 
-BODIES = {"bf16": gemv, "e4m3": gemv_fp8, "int8": gemv_int8}
+BODIES = {"bf16": gemv, "e4m3": gemv_bytes, "int8": gemv_bytes}
 PLANS = {"bf16": gemv.plan_gemv} | {
-    kind: functools.partial(gemv_fp8.plan_gemv_bytes, kind) for kind in ("e4m3", "int8")
+    kind: functools.partial(gemv_bytes.plan_gemv_bytes, kind) for kind in ("e4m3", "int8")
 }
 QUANTIZE = {"e4m3": quantize_channels, "int8": quantize_outputs}
 

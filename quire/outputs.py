@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar, overload
+from typing import Any, Generic, Protocol, Self, TypeVar, overload
 
 from quire.errors import RequestError
 
@@ -386,6 +386,12 @@ class PoolingRequestOutput(Generic[Pooled]):
     error: str | None = None
     late_chunking: object | None = field(default=None, repr=False)
 
+    @classmethod
+    def _with_outputs(cls, base: PoolingRequestOutput[PoolingOutput], outputs: Pooled) -> Self:
+        """The result of the same request in another form."""
+        ids, cached = base.prompt_token_ids, base.num_cached_tokens
+        return cls(base.request_id, outputs, ids, cached, base.finished)
+
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}(request_id={self.request_id!r}, outputs={self.outputs!r}, "
@@ -396,38 +402,20 @@ class PoolingRequestOutput(Generic[Pooled]):
 
 @dataclass(repr=False)
 class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
-    @staticmethod
-    def from_base(base: PoolingRequestOutput[PoolingOutput]) -> EmbeddingRequestOutput:
-        return EmbeddingRequestOutput(
-            base.request_id,
-            EmbeddingOutput.from_base(base.outputs),
-            base.prompt_token_ids,
-            base.num_cached_tokens,
-            base.finished,
-        )
+    @classmethod
+    def from_base(cls, base: PoolingRequestOutput[PoolingOutput]) -> Self:
+        return cls._with_outputs(base, EmbeddingOutput.from_base(base.outputs))
 
 
 @dataclass(repr=False)
 class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
-    @staticmethod
-    def from_base(base: PoolingRequestOutput[PoolingOutput]) -> ClassificationRequestOutput:
-        return ClassificationRequestOutput(
-            base.request_id,
-            ClassificationOutput.from_base(base.outputs),
-            base.prompt_token_ids,
-            base.num_cached_tokens,
-            base.finished,
-        )
+    @classmethod
+    def from_base(cls, base: PoolingRequestOutput[PoolingOutput]) -> Self:
+        return cls._with_outputs(base, ClassificationOutput.from_base(base.outputs))
 
 
 @dataclass(repr=False)
 class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
-    @staticmethod
-    def from_base(base: PoolingRequestOutput[PoolingOutput]) -> ScoringRequestOutput:
-        return ScoringRequestOutput(
-            base.request_id,
-            ScoringOutput.from_base(base.outputs),
-            base.prompt_token_ids,
-            base.num_cached_tokens,
-            base.finished,
-        )
+    @classmethod
+    def from_base(cls, base: PoolingRequestOutput[PoolingOutput]) -> Self:
+        return cls._with_outputs(base, ScoringOutput.from_base(base.outputs))

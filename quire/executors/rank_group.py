@@ -2,7 +2,7 @@
 
 Rank 0 is in this process; each other rank is a process, of this host or of another node. Messages
 go to all ranks, and each answers in the order of the messages: on this host through shared memory
-(local_ranks), elsewhere through sockets (quire.engine.nodes). Rank 0 sends and receives on the
+(local_ranks), elsewhere through sockets (node_head). Rank 0 sends and receives on the
 engine's thread. A rank that fails raises EngineDead here: see rank_monitor.
 """
 

@@ -2,7 +2,7 @@
 
     ids with one placeholder for each item  ->  ids with all tokens of the items, and MediaItems
 
-Text of users is tokenized so that it has no placeholders (quire.text.placeholder_text); what
+Text of users is tokenized so that it has no placeholders (quire.text.marked_media); what
 matches here was written by a chat template or by the author of a raw prompt.
 """
 

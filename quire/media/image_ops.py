@@ -64,14 +64,6 @@ def pad(
     return out
 
 
-def to_patches(pixels: Pixels, patch: int) -> Pixels:
-    """Cut an image into patches, row by row: [n, 3 * patch * patch], channels first in each."""
-    height, width, _ = pixels.shape
-    grid = pixels.reshape(height // patch, patch, width // patch, patch, 3)
-    flat = grid.transpose(0, 2, 4, 1, 3)
-    return np.ascontiguousarray(flat).reshape(-1, 3 * patch * patch)
-
-
 def to_tensor(name: str, array: npt.NDArray[Any]) -> MediaTensor:
     """Pack an array for the encoder: C order, little-endian."""
     array = np.ascontiguousarray(array)

@@ -57,23 +57,26 @@ class Config(llama.Config):
 
 
 class Layer(nn.Module):
-    """Subclasses have another MLP, or attention."""
+    """Subclasses have another mixer, attention or MLP."""
 
-    def __init__(self, c: Config, layer: int) -> None:
+    def __init__(self, c: Any, layer: int) -> None:
         super().__init__()
         self.input_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
         self.mamba = self.self_attn = None
         if c.kinds[layer] == RECURRENT:
-            self.mamba = Mamba2Mixer(c.hidden, c.mixer)
+            self.mamba = self.build_mixer(c)
         else:
             self.self_attn = self.build_attention(c)
         self.pre_ff_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
-        self.feed_forward = self.build_mlp(c)
+        self.feed_forward = self.build_mlp(c, layer)
+
+    def build_mixer(self, c: Any) -> nn.Module:
+        return Mamba2Mixer(c.hidden, c.mixer)
 
     def build_attention(self, c: Any) -> nn.Module:
         return llama.SelfAttention(c, None)
 
-    def build_mlp(self, c: Any) -> nn.Module:
+    def build_mlp(self, c: Any, layer: int) -> nn.Module:
         return GatedMLP(c.hidden, c.mlp, c.act, c.mlp_bias)
 
     def forward(self, x: Tensor, res: Tensor | None, step: StepInputs) -> CarriedStates:

@@ -96,7 +96,7 @@ class Layer(bamba.Layer):
     def build_attention(self, c: Config) -> nn.Module:
         return llama.SelfAttention(c, None) if c.rotary else jamba.SelfAttention(c)
 
-    def build_mlp(self, c: Config) -> nn.Module:
+    def build_mlp(self, c: Config, layer: int) -> nn.Module:
         return FeedForward(c)
 
 

@@ -11,22 +11,20 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from quire.config.recurrent_layers import RECURRENT
 from quire.layers import (
     ACTIVATION_KINDS,
-    AddRMSNorm,
     ExpertActivation,
     Experts,
     Router,
     RoutingMethod,
 )
 from quire.layers.recurrent import MambaMixer, MambaSizes
-from quire.models import llama
+from quire.models import bamba, llama
 from quire.models._decoder import Decoder, GatedMLP
 from quire.models._experts import expert_counts
-from quire.models._recurrent import recurrent_fields, states_of
+from quire.models._recurrent import recurrent_fields
 from quire.models._rope import rotary_sizes_of
-from quire.models.base import CarriedStates, Hf, StepInputs, Weights, field_of
+from quire.models.base import Hf, Weights, field_of
 
 CONVENTIONS = {
     "recurrent": "mamba",
@@ -103,27 +101,15 @@ class SparseMLP(nn.Module):
         return self.experts(x, *self.router(x))
 
 
-class Layer(nn.Module):
-    def __init__(self, c: Config, layer: int) -> None:
-        super().__init__()
-        self.input_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
-        self.mamba = self.self_attn = None
-        if c.kinds[layer] == RECURRENT:
-            self.mamba = MambaMixer(c.hidden, c.mixer)
-        else:
-            self.self_attn = SelfAttention(c)
-        self.pre_ff_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
-        sparse = c.has_experts(layer)
-        self.feed_forward = SparseMLP(c) if sparse else GatedMLP(c.hidden, c.mlp, c.act)
+class Layer(bamba.Layer):
+    def build_mixer(self, c: Config) -> nn.Module:
+        return MambaMixer(c.hidden, c.mixer)
 
-    def forward(self, x: Tensor, res: Tensor | None, step: StepInputs) -> CarriedStates:
-        x, res = self.input_layernorm(x, res)
-        if self.mamba is not None:
-            x = self.mamba(x, states_of(step))
-        elif self.self_attn is not None:
-            x = self.self_attn(x, step)
-        x, res = self.pre_ff_layernorm(x, res)
-        return self.feed_forward(x), res
+    def build_attention(self, c: Config) -> nn.Module:
+        return SelfAttention(c)
+
+    def build_mlp(self, c: Config, layer: int) -> nn.Module:
+        return SparseMLP(c) if c.has_experts(layer) else GatedMLP(c.hidden, c.mlp, c.act)
 
 
 class Model(Decoder):

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import nn
 
-from quire.layers import AddRMSNorm
 from quire.layers.recurrent import MambaMixer, MambaSizes
 from quire.models import mamba2
 from quire.models._decoder import Decoder
-from quire.models._recurrent import UNLIMITED_LEN, recurrent_fields, states_of
-from quire.models.base import CarriedStates, Hf, ModelConfig, StepInputs, dtype_of, field_of
+from quire.models.base import Hf, ModelConfig, field_of
 
 CONVENTIONS = {
     "recurrent": "mamba",
@@ -43,7 +41,6 @@ class Config(ModelConfig):
         hidden = field_of(hf, "hidden_size", int)
         width = field_of(hf, "expand", int) * hidden
         rank = hf.get("time_step_rank", "auto")
-        eps = field_of(hf, "layer_norm_epsilon", float, default=1e-5)
         field_of(hf, "hidden_act", str, default="silu", one_of=("silu", "swish"))
         mixer = MambaSizes(
             inner=field_of(hf, "intermediate_size", int, default=width),
@@ -54,33 +51,13 @@ class Config(ModelConfig):
             conv_bias=field_of(hf, "use_conv_bias", bool, default=True),
             eps=field_of(hf, "mixer_rms_eps", float, default=None),
         )
-        return cls(
-            vocab=field_of(hf, "vocab_size", int),
-            hidden=hidden,
-            layers=field_of(hf, "num_hidden_layers", int),
-            heads=1,
-            kv_heads=1,
-            head_dim=hidden,
-            mlp=mixer.inner,
-            max_len=UNLIMITED_LEN,
-            norm_eps=eps,
-            act="silu",
-            tied=field_of(hf, "tie_word_embeddings", bool, default=True),
-            dtype=dtype_of(hf),
-            mixer=mixer,
-            **recurrent_fields(hf),
-        )
+        tied = field_of(hf, "tie_word_embeddings", bool, default=True)
+        return cls(**mamba2.sizes_of(hf, mixer.inner, 1, hidden, tied=tied), mixer=mixer)
 
 
-class Layer(nn.Module):
-    def __init__(self, c: Config, layer: int) -> None:
-        super().__init__()
-        self.norm = AddRMSNorm(c.hidden, c.norm_eps)
-        self.mixer = MambaMixer(c.hidden, c.mixer)
-
-    def forward(self, x: Tensor, res: Tensor | None, step: StepInputs) -> CarriedStates:
-        x, res = self.norm(x, res)
-        return self.mixer(x, states_of(step)), res
+class Layer(mamba2.Layer):
+    def build_mixer(self, c: Config) -> nn.Module:
+        return MambaMixer(c.hidden, c.mixer)
 
 
 class Model(Decoder):

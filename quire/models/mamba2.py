@@ -8,6 +8,7 @@ Axes:   T tokens in the step, E hidden
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -67,29 +68,39 @@ class Config(ModelConfig):
             conv_bias=field_of(hf, "use_conv_bias", bool, default=True),
             dt_limit=dt_limit(hf),
         )
-        return cls(
-            vocab=field_of(hf, "vocab_size", int),
-            hidden=field_of(hf, "hidden_size", int),
-            layers=field_of(hf, "num_hidden_layers", int),
-            heads=heads,
-            kv_heads=heads,
-            head_dim=size,
-            mlp=mixer.inner,
-            max_len=UNLIMITED_LEN,
-            norm_eps=eps,
-            act="silu",
-            tied=field_of(hf, "tie_word_embeddings", bool, default=False),
-            dtype=dtype_of(hf),
-            mixer=mixer,
-            **recurrent_fields(hf),
-        )
+        tied = field_of(hf, "tie_word_embeddings", bool, default=False)
+        return cls(**sizes_of(hf, mixer.inner, heads, size, tied=tied), mixer=mixer)
+
+
+def sizes_of(hf: Hf, inner: int, heads: int, head_dim: int, *, tied: bool) -> dict[str, Any]:
+    """The fields of a ModelConfig whose layers are mixers alone, of `inner` channels."""
+    return {
+        "vocab": field_of(hf, "vocab_size", int),
+        "hidden": field_of(hf, "hidden_size", int),
+        "layers": field_of(hf, "num_hidden_layers", int),
+        "heads": heads,
+        "kv_heads": heads,
+        "head_dim": head_dim,
+        "mlp": inner,
+        "max_len": UNLIMITED_LEN,
+        "norm_eps": field_of(hf, "layer_norm_epsilon", float, default=1e-5),
+        "act": "silu",
+        "tied": tied,
+        "dtype": dtype_of(hf),
+        **recurrent_fields(hf),
+    }
 
 
 class Layer(nn.Module):
-    def __init__(self, c: Config, layer: int) -> None:
+    """Subclasses have another mixer."""
+
+    def __init__(self, c: Any, layer: int) -> None:
         super().__init__()
         self.norm = AddRMSNorm(c.hidden, c.norm_eps)
-        self.mixer = Mamba2Mixer(c.hidden, c.mixer)
+        self.mixer = self.build_mixer(c)
+
+    def build_mixer(self, c: Any) -> nn.Module:
+        return Mamba2Mixer(c.hidden, c.mixer)
 
     def forward(self, x: Tensor, res: Tensor | None, step: StepInputs) -> CarriedStates:
         x, res = self.norm(x, res)

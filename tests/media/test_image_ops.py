@@ -28,13 +28,6 @@ def test_crops_and_pads_as_transformers(size, crop, expected):
     assert np.array_equal(image_ops.center_crop(pixels.swapaxes(0, 1), 2, crop), cut.swapaxes(0, 1))
 
 
-def test_patches_are_rows_of_the_image_with_channels_first():
-    pixels = RNG.integers(0, 256, (4, 6, 3), np.uint8)
-    patches = image_ops.to_patches(pixels, 2)
-    assert patches.shape == (6, 12)
-    assert np.array_equal(patches[4].reshape(3, 2, 2), pixels[2:4, 2:4].transpose(2, 0, 1))
-
-
 def test_tensors_are_packed_and_read_back():
     array = RNG.integers(-9, 9, (2, 3)).astype(np.int32).T
     packed = image_ops.to_tensor("grid", array)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from quire.server.generation import output_parsers
-from quire.server.generation.events import ContentOnlyParser, DeltaToolCall, ParsedDelta
+from quire.server.generation.events import DeltaToolCall, ParsedDelta
 
 HELLO = [{"role": "user", "content": "Hi"}]
 CHAT = "/v1/chat/completions"
@@ -94,11 +94,24 @@ def test_a_stream_says_the_same_in_pieces(http, server, more):
         assert ids == whole["token_ids"]
 
 
+class Content:
+    """Text is content."""
+
+    reasoning_tokens = None
+    notes = ()
+
+    def push(self, text, token_ids, *, last):
+        return (ParsedDelta(text),)
+
+    def finish(self, reason):
+        return reason
+
+
 def test_a_plain_splitter_changes_nothing(http, server, monkeypatch):
     monkeypatch.setattr(
         output_parsers,
         "build_output_parsers",
-        lambda plan, tails, n: [ContentOnlyParser()] * n,
+        lambda plan, tails, n: [Content()] * n,
     )
     got = http.post(CHAT, json={"messages": HELLO, "stop": ["s"]}).json()["choices"][0]
     text = server.answer(HELLO)

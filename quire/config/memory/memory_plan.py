@@ -322,7 +322,7 @@ def plan_memory(
     """Plan one rank. kv_bytes: KV memory as given; most_bytes: a cap; num_blocks: as given.
     free_bytes: of the device; None: all of it.
 
-    Does not raise if too little is free: `require_kv_memory` does.
+    Does not raise if too little is free: `require_memory` does.
     """
     drafter = None if model.drafter is None else model.drafter.memory
     further = () if drafter is None else drafter.layers

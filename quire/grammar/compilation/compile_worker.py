@@ -1,10 +1,11 @@
 """Worker process that compiles grammars, isolated from the engine.
 
     engine                                   worker
-    Start, once                    ──▶
+    StartCompileWorker, once       ──▶
                                    ◀──       WorkerReady: the vocabulary is loaded
-    Job                            ──▶
-                                   ◀──       Done, Refused, Failed, or its end: over a limit
+    CompileJob                     ──▶
+                                   ◀──       CompileResult, JobRefused, JobOutOfMemory, JobFailed,
+                                             WorkerFailed, or its end: over a limit
 
 A process, because llguidance cannot be interrupted: `multipleOf: 2147483648` takes over 20 s.
 Each message is msgpack with a length prefix; quire.grammar.compilation.worker_client is the other

@@ -29,13 +29,6 @@ def quantize_int8(weight: Tensor, scale_dtype: torch.dtype = torch.bfloat16) -> 
     return quantize_integers(weight, bits=8, group=0, symmetric=True, scale_dtype=scale_dtype)
 
 
-def quantize_int4(
-    weight: Tensor, group: int = 128, scale_dtype: torch.dtype = torch.bfloat16
-) -> WeightCodes:
-    """Four bits, one scale per output and `group` inputs. weight: [O, I] float32."""
-    return quantize_integers(weight, bits=4, group=group, symmetric=True, scale_dtype=scale_dtype)
-
-
 def quantize_integers(
     weight: Tensor,
     *,

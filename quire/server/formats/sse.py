@@ -60,6 +60,10 @@ class FullFormatter(Protocol):
     def format_full(self, whole: FullResponse) -> dict[str, Any]: ...
 
 
+class StreamOrFullFormatter(StreamFormatter, FullFormatter, Protocol):
+    """Writes the whole response of one API, or its events."""
+
+
 def encode_sse(chunk: object) -> bytes:
     """One event. JSON has no raw line break, so it is one line."""
     return b"data: " + encode(chunk) + b"\n\n"
@@ -91,6 +95,19 @@ async def build_full_response(
         lambda: encode(shape.format_full(whole)), size * 16, LONG_OUTPUT_TOKENS
     )
     return Response(body, media_type="application/json", headers=_headers(events, headers))
+
+
+async def build_response(
+    events: GenerationStream,
+    shape: StreamOrFullFormatter,
+    *,
+    headers: Mapping[str, str] | None = None,
+    keep_alive_s: float = 0,
+) -> Response:
+    """The answer as the request wants it: a stream of events, or whole."""
+    if events.request.stream:
+        return EventStreamResponse(events, shape, headers=headers, keep_alive_s=keep_alive_s)
+    return await build_full_response(events, shape, headers=headers)
 
 
 def _headers(events: GenerationStream, more: Mapping[str, str] | None) -> dict[str, str]:

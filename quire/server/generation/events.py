@@ -185,19 +185,6 @@ class OutputParser(Protocol):
         ...
 
 
-class ContentOnlyParser:
-    """Text is content."""
-
-    reasoning_tokens = None
-    notes: Sequence[str] = ()
-
-    def push(self, text: str, token_ids: Sequence[int], *, last: bool) -> Sequence[ParsedDelta]:
-        return (ParsedDelta(text),)
-
-    def finish(self, reason: str) -> str:
-        return reason
-
-
 class FullChoice(msgspec.Struct):
     """All deltas of one choice put together, for an answer that is not streamed."""
 

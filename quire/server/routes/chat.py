@@ -13,30 +13,15 @@ from quire.server.app_state import AppState, get_app_state
 from quire.server.formats import logprobs
 from quire.server.formats.body_reader import read_body
 from quire.server.formats.chat_request import BatchChatCompletionRequest, ChatCompletionRequest
-from quire.server.formats.openai_envelope import (
-    ResponseEnvelope,
-    add_final_fields,
-    build_final_chunk,
-    encode,
-    usage_in_stream,
-)
-from quire.server.formats.sse import (
-    DONE,
-    EventStreamResponse,
-    build_full_response,
-    encode_sse,
-    encode_sse_error,
-)
+from quire.server.formats.openai_formatter import TEXT_PLACEHOLDER, OpenAIFormatter
+from quire.server.formats.sse import build_full_response, build_response, encode_sse
 from quire.server.generation.events import (
     ChoiceDelta,
     ChoiceFinish,
     DeltaToolCall,
-    FinalEvent,
     FullChoice,
     FullResponse,
-    GenerationEvent,
     PromptEvent,
-    pair_with_finish,
 )
 from quire.server.generation.generation_request import Conversation
 from quire.server.generation.generation_stream import GenerationStream, start_generation
@@ -47,7 +32,6 @@ BODIES = {
     "/v1/chat/completions": (ChatCompletionRequest,),
     "/v1/chat/completions/batch": (BatchChatCompletionRequest,),
 }
-TEXT_PLACEHOLDER = "\x00text\x00"
 
 
 @router.post("/v1/chat/completions", tags=["chat"])
@@ -58,14 +42,9 @@ async def create_chat_completion(http: Request) -> Response:
     load = await build_load_header(http)
     events = await start_generation(state, body.to_generation_request(), http, "chatcmpl-")
     formatter = ChatFormatter(state, events)
-    if body.stream:
-        return EventStreamResponse(
-            events,
-            formatter,
-            headers=load,
-            keep_alive_s=state.options.sse_keep_alive_interval,
-        )
-    return await build_full_response(events, formatter, headers=load)
+    return await build_response(
+        events, formatter, headers=load, keep_alive_s=state.options.sse_keep_alive_interval
+    )
 
 
 @router.post("/v1/chat/completions/batch", tags=["chat"])
@@ -77,37 +56,22 @@ async def create_chat_completions(http: Request) -> Response:
     return await build_full_response(events, ChatFormatter(state, events))
 
 
-class ChatFormatter:
+class ChatFormatter(OpenAIFormatter):
     """Events -> the answer in OpenAI's chat form, whole or in chunks."""
 
-    media_type = "text/event-stream"
-    end = DONE
-
     def __init__(self, state: AppState, events: GenerationStream) -> None:
-        request = self._request = events.request
-        name = "chat.completion.chunk" if request.stream else "chat.completion"
-        self._envelope = ResponseEnvelope(events.id, name, events.model_name, state.fingerprint())
-        self._usage = events.usage
-        self._shows_prompt_details = state.options.enable_prompt_tokens_details
-        self._ends_with_usage, self._has_usage_in_chunks = usage_in_stream(request, state.options)
+        request = events.request
+        kind = "chat.completion.chunk" if request.stream else "chat.completion"
+        super().__init__(state, events, kind)
         self._logprob_formatter = state.logprob_formatter(as_ids=request.tokens_as_ids)
-        # Chunks that differ by their text alone are not made anew each time
-        self._is_text_only = not (self._has_usage_in_chunks or request.token_ids)
-        self._started_chunks: dict[int, tuple[bytes, bytes]] = {}
-        self._prompts: dict[int, PromptEvent] = {}
         self._roles = [_Role(state, one, echo=request.echo) for one in request.conversations]
-        self._n = request.n
         self._names_function = events.plan.names_function
 
     # -- whole ----------------------------------------------------------------------------------
 
     def format_full(self, whole: FullResponse) -> dict[str, Any]:
         """The whole answer."""
-        body = self._envelope.build_body([self._format_choice(one) for one in whole.choices])
-        body["service_tier"] = None
-        body["system_fingerprint"] = self._envelope.fingerprint
-        body["usage"] = whole.final.usage.as_dict(details=self._shows_prompt_details)
-        add_final_fields(body, whole.final)
+        body = self._build_full([self._format_choice(one) for one in whole.choices], whole)
         self._add_prompt_fields(body, whole.prompts)
         return body
 
@@ -170,41 +134,8 @@ class ChatFormatter:
 
     # -- chunks ---------------------------------------------------------------------------------
 
-    def format_start(self) -> bytes:
-        return b""
-
-    def format_error(self, error: Exception) -> bytes:
-        return encode_sse_error(error)
-
-    def format_events(self, events: list[GenerationEvent]) -> bytes:
-        """The chunks of a turn."""
-        if len(events) == 1 and self._is_text_only:
-            only = events[0]
-            if (
-                type(only) is ChoiceDelta
-                and only.index in self._started_chunks
-                and _is_text_only(only)
-            ):
-                head, tail = self._started_chunks[only.index]
-                return head + encode(only.text) + tail
-        return b"".join(self._format_chunks(events))
-
-    def _format_chunks(self, events: list[GenerationEvent]) -> list[bytes]:
-        made: list[bytes] = []
-        for one, finish in pair_with_finish(events):
-            if isinstance(one, ChoiceDelta):
-                made.append(self._format_delta(one, finish))
-            elif isinstance(one, ChoiceFinish):
-                made.append(self._format_delta(ChoiceDelta(one.index), one))
-            elif isinstance(one, PromptEvent):
-                self._prompts[one.prompt_index] = one
-            else:
-                made.append(self._format_final(one))
-        return made
-
     def _format_delta(self, one: ChoiceDelta, finish: ChoiceFinish | None) -> bytes:
-        """Format the new part. Its text is empty while a character or stop string is incomplete."""
-        first = b"" if one.index in self._started_chunks else self._role_chunk(one.index)
+        first = b"" if one.index in self._text_chunks else self._role_chunk(one.index)
         shown = self._format_logprobs(one.token_ids, one.logprobs)
         chunk = self._format_chunk(one.index, _delta_fields(one), shown, finish)
         if self._request.token_ids:
@@ -219,7 +150,7 @@ class ChatFormatter:
             "logprobs": None,
             "finish_reason": None,
         }
-        self._started_chunks[index] = self._envelope.split_at(bare, TEXT_PLACEHOLDER)
+        self._text_chunks[index] = self._envelope.split_at(bare, TEXT_PLACEHOLDER)
         place = index // self._n
         role, opening = self._roles[place], self._prompts[place]
         chunk = self._format_chunk(index, {"role": role.role, "content": role.echo}, None, None)
@@ -241,25 +172,11 @@ class ChatFormatter:
     ) -> dict[str, Any]:
         reason = None if finish is None else self._finish_reason(finish.finish_reason)
         choice = {"index": index, "delta": delta, "logprobs": shown, "finish_reason": reason}
-        chunk = self._envelope.build_body([choice])
         if finish is not None:
             choice["stop_reason"] = finish.stop_reason
             if finish.notes:
                 choice["x_notes"] = list(finish.notes)
-            chunk["system_fingerprint"] = self._envelope.fingerprint
-        if self._has_usage_in_chunks:
-            chunk["usage"] = self._usage.as_dict(details=self._shows_prompt_details)
-        return chunk
-
-    def _format_final(self, one: FinalEvent) -> bytes:
-        chunk = build_final_chunk(
-            self._envelope, one, usage=self._ends_with_usage, details=self._shows_prompt_details
-        )
-        return b"" if chunk is None else encode_sse(chunk)
-
-
-def _is_text_only(delta: ChoiceDelta) -> bool:
-    return delta.logprobs is None and not delta.reasoning and delta.tool_call is None
+        return self._build_chunk(choice, finish)
 
 
 def _delta_fields(one: ChoiceDelta) -> dict[str, Any]:

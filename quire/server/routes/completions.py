@@ -13,28 +13,13 @@ from quire.server.app_state import AppState, get_app_state
 from quire.server.formats import logprobs
 from quire.server.formats.body_reader import read_body
 from quire.server.formats.completion_request import CompletionRequest
-from quire.server.formats.openai_envelope import (
-    ResponseEnvelope,
-    add_final_fields,
-    build_final_chunk,
-    encode,
-    usage_in_stream,
-)
-from quire.server.formats.sse import (
-    DONE,
-    EventStreamResponse,
-    build_full_response,
-    encode_sse,
-    encode_sse_error,
-)
+from quire.server.formats.openai_formatter import TEXT_PLACEHOLDER, OpenAIFormatter
+from quire.server.formats.sse import build_response, encode_sse
 from quire.server.generation.events import (
     ChoiceDelta,
     ChoiceFinish,
-    FinalEvent,
     FullResponse,
-    GenerationEvent,
     PromptEvent,
-    pair_with_finish,
 )
 from quire.server.generation.generation_stream import GenerationStream, start_generation
 from quire.server.telemetry.load_header import build_load_header
@@ -43,7 +28,6 @@ router = APIRouter()
 BODIES = {"/v1/completions": (CompletionRequest,)}
 NULL_FIELDS = {"prompt_logprobs": None, "prompt_token_ids": None, "token_ids": None}
 """Of a choice that is not streamed, where they were not requested."""
-TEXT_PLACEHOLDER = "\x00text\x00"
 
 
 @router.post("/v1/completions", tags=["completions"])
@@ -54,32 +38,18 @@ async def create_completion(http: Request) -> Response:
     load = await build_load_header(http)
     events = await start_generation(state, body.to_generation_request(), http, "cmpl-")
     formatter = CompletionFormatter(state, events)
-    if body.stream:
-        return EventStreamResponse(
-            events,
-            formatter,
-            headers=load,
-            keep_alive_s=state.options.sse_keep_alive_interval,
-        )
-    return await build_full_response(events, formatter, headers=load)
+    return await build_response(
+        events, formatter, headers=load, keep_alive_s=state.options.sse_keep_alive_interval
+    )
 
 
-class CompletionFormatter:
+class CompletionFormatter(OpenAIFormatter):
     """Events -> the answer in OpenAI's completions form, whole or in chunks."""
 
-    media_type = "text/event-stream"
-    end = DONE
-
     def __init__(self, state: AppState, events: GenerationStream) -> None:
-        request = self._request = events.request
+        super().__init__(state, events, "text_completion")
+        request = events.request
         self._app_state = state
-        self._n = request.n
-        self._envelope = ResponseEnvelope(
-            events.id, "text_completion", events.model_name, state.fingerprint()
-        )
-        self._usage = events.usage
-        self._shows_prompt_details = state.options.enable_prompt_tokens_details
-        self._ends_with_usage, self._has_usage_in_chunks = usage_in_stream(request, state.options)
         self._shows_tokens_as_ids = (
             request.tokens_as_ids or state.options.return_tokens_as_token_ids
         )
@@ -88,10 +58,7 @@ class CompletionFormatter:
             or request.sampling.get("logprob_token_ids")
         )
         self._shows_prompt_logprobs = not request.streams_prompt_logprobs
-        self._is_text_only = not (self._has_usage_in_chunks or request.token_ids)
-        self._prompts: dict[int, PromptEvent] = {}
         self._logprob_formatters: dict[int, logprobs.CompletionLogprobFormatter] = {}
-        self._chunk_templates: dict[int, tuple[bytes, bytes]] = {}
 
     # -- whole ----------------------------------------------------------------------------------
 
@@ -103,61 +70,12 @@ class CompletionFormatter:
             delta = ChoiceDelta(one.index, one.text, one.token_ids, one.logprobs)
             finish = ChoiceFinish(one.index, one.finish_reason, one.stop_reason)
             choices.append({**NULL_FIELDS, **self._format_choice(delta, finish)})
-        body = self._envelope.build_body(choices)
-        body["service_tier"] = None
-        body["system_fingerprint"] = self._envelope.fingerprint
-        body["usage"] = whole.final.usage.as_dict(details=self._shows_prompt_details)
-        add_final_fields(body, whole.final)
-        return body
+        return self._build_full(choices, whole)
 
     # -- chunks ---------------------------------------------------------------------------------
 
-    def format_start(self) -> bytes:
-        return b""
-
-    def format_error(self, error: Exception) -> bytes:
-        return encode_sse_error(error)
-
-    def format_events(self, events: list[GenerationEvent]) -> bytes:
-        """The chunks of a turn."""
-        if len(events) == 1 and self._is_text_only:
-            only = events[0]
-            if (
-                type(only) is ChoiceDelta
-                and only.logprobs is None
-                and only.index in self._chunk_templates
-            ):
-                head, tail = self._chunk_templates[only.index]
-                return head + encode(only.text) + tail
-        return b"".join(self._format_chunks(events))
-
-    def _format_chunks(self, events: list[GenerationEvent]) -> list[bytes]:
-        made: list[bytes] = []
-        for one, finish in pair_with_finish(events):
-            if isinstance(one, ChoiceDelta):
-                made.append(self._format_chunk(one, finish))
-            elif isinstance(one, ChoiceFinish):
-                made.append(self._format_chunk(ChoiceDelta(one.index), one))
-            elif isinstance(one, PromptEvent):
-                self._prompts[one.prompt_index] = one
-            else:
-                made.append(self._format_final(one))
-        return made
-
-    def _format_chunk(self, one: ChoiceDelta, finish: ChoiceFinish | None) -> bytes:
-        """Format the new part. Its text is empty while a character or stop string is incomplete."""
-        chunk = self._envelope.build_body([self._format_choice(one, finish)])
-        if finish is not None:
-            chunk["system_fingerprint"] = self._envelope.fingerprint
-        if self._has_usage_in_chunks:
-            chunk["usage"] = self._usage.as_dict(details=self._shows_prompt_details)
-        return encode_sse(chunk)
-
-    def _format_final(self, one: FinalEvent) -> bytes:
-        chunk = build_final_chunk(
-            self._envelope, one, usage=self._ends_with_usage, details=self._shows_prompt_details
-        )
-        return b"" if chunk is None else encode_sse(chunk)
+    def _format_delta(self, one: ChoiceDelta, finish: ChoiceFinish | None) -> bytes:
+        return encode_sse(self._build_chunk(self._format_choice(one, finish), finish))
 
     def _format_choice(self, one: ChoiceDelta, finish: ChoiceFinish | None) -> dict[str, Any]:
         """The whole of a choice, or what is new of it; its first news has the echo."""
@@ -196,7 +114,7 @@ class CompletionFormatter:
             "stop_reason": None,
         }
         if self._request.stream:
-            self._chunk_templates[index] = self._envelope.split_at(bare, TEXT_PLACEHOLDER)
+            self._text_chunks[index] = self._envelope.split_at(bare, TEXT_PLACEHOLDER)
 
     def _echo_text(self, opening: PromptEvent) -> str:
         text = opening.prompt_text

@@ -19,7 +19,7 @@ from quire.server.app_state import get_app_state
 from quire.server.errors import build_error_body
 from quire.server.formats.body_reader import read_body
 from quire.server.formats.sampling_fields import SamplingFields
-from quire.server.formats.sse import EventStreamResponse, build_full_response
+from quire.server.formats.sse import build_response
 from quire.server.generation.events import ChoiceDelta, FullResponse, GenerationEvent
 from quire.server.generation.generation_request import GenerationRequest, RawPrompts
 from quire.server.generation.generation_stream import start_generation
@@ -66,9 +66,7 @@ async def generate(http: Request) -> Response:
     request = body.to_generation_request()
     events = await start_generation(state, request, http, "gen-")
     formatter = _GenerateFormatter(body.prompt, request.n)
-    if body.stream:
-        return EventStreamResponse(events, formatter)
-    return await build_full_response(events, formatter)
+    return await build_response(events, formatter)
 
 
 class _GenerateFormatter:

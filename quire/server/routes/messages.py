@@ -14,7 +14,7 @@ from quire.server.formats.messages_request import (
     AnthropicCountTokensRequest,
     AnthropicMessagesRequest,
 )
-from quire.server.formats.sse import EventStreamResponse, build_full_response, build_json_response
+from quire.server.formats.sse import build_json_response, build_response
 from quire.server.generation.build_requests import encode_conversation
 from quire.server.generation.generation_stream import start_generation
 from quire.server.generation.media import load_media
@@ -38,10 +38,8 @@ async def create_message(http: Request) -> Response:
     events = await start_generation(state, body.to_generation_request(), http, "msg_")
     formatter = MessagesFormatter(events.id, events.model_name)
     headers = {"request-id": events.id} if events.id.isascii() else None
-    if body.stream:
-        keep_alive_s = state.options.sse_keep_alive_interval
-        return EventStreamResponse(events, formatter, headers=headers, keep_alive_s=keep_alive_s)
-    return await build_full_response(events, formatter, headers=headers)
+    keep_alive_s = state.options.sse_keep_alive_interval
+    return await build_response(events, formatter, headers=headers, keep_alive_s=keep_alive_s)
 
 
 @router.post("/v1/messages/count_tokens", tags=["messages"])

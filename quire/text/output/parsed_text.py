@@ -1,8 +1,8 @@
 """Parts of the text of a model, for every parser: content, reasoning, calls, notes.
 
-A `Reader` takes the text as it arrives and returns pieces. Any cut of the text into pushes gives
-the same concatenation: every reader is tested against this contract. The markup of each model is
-in quire.text.tools and quire.text.reasoning.
+A `StreamingParser` takes the text as it arrives and returns pieces. Any cut of the text into pushes
+gives the same concatenation: every parser is tested against this contract. The markup of each model
+is in quire.text.tools and quire.text.reasoning.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class SupportsModelDump(Protocol):
 
 
 class RenderDeadlineExceeded(Exception):
-    """A rendering exceeded the deadline of in_a_hurry(); it continues in another process."""
+    """A rendering exceeded the deadline of render_deadline(); it continues in another process."""
 
 
 _deadline: ContextVar[float | None] = ContextVar("quire_hurry", default=None)
@@ -58,9 +58,9 @@ _deadline: ContextVar[float | None] = ContextVar("quire_hurry", default=None)
 
 @contextmanager
 def render_deadline(seconds: float) -> Iterator[None]:
-    """All that is rendered within may take so much processor time together, else TakesLong.
+    """All that is rendered within may take so much processor time together.
 
-    Then it can be rendered once more, elsewhere.
+    Raises RenderDeadlineExceeded after that: it can be rendered once more, elsewhere.
     """
     token = _deadline.set(time.thread_time() + seconds)
     try:

@@ -1,10 +1,10 @@
 """Worker process that parses and renders chat templates from requests, and its messages.
 
     API process (quire.text.templates.render_pool)     worker
-                                   ◀──     Began
-    Render                         ──▶
-                                   ◀──     Rendered, Refused, TooBig, Failed, or its end: it took
-                                           too much
+                                   ◀──     RenderWorkerReady
+    RenderJob                      ──▶
+                                   ◀──     RenderResult, JobRefused, JobOutOfMemory or JobFailed, or
+                                           its end: it took too much
 
 The worker has the template, the messages and nothing else: no key in its environment, no file, no
 socket but this one, no way to others (quire.sandbox.landlock). Values travel as JSON within the

@@ -3,7 +3,7 @@
 Two families of decoders have this property once a text has begun, and they cover almost every
 generating model: byte-level BPE (a token is a run of bytes) and SentencePiece-like ones (a token
 is text with ▁ for a space, or one byte written <0xE4>). For them a table from id to piece replaces
-decoding again and again. For all other decoders `piece_table` is None and
+decoding again and again. For all other decoders build_piece_table() returns None, and
 quire.text.tokenizing.detokenizer uses two moving offsets.
 
 A piece is text, or bytes where characters may be spread over several tokens.

@@ -331,7 +331,7 @@ class Tokenizer:
             self.templates.named["default"] = source
 
     def get_chat_template(self, chat_template: str | None = None, tools: object = None) -> str:
-        """The text of the template that applies (TemplateShelf.choose)."""
+        """The text of the template that applies (TemplateCache.select)."""
         return self.templates.select(chat_template, tools)
 
     def template(self, chat_template: str | None = None, tools: object = None) -> ChatTemplate:

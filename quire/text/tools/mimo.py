@@ -2,40 +2,12 @@
 
 from __future__ import annotations
 
-from quire.text.tools.base import (
-    CallSyntax,
-    CallTemplate,
-    CloseStep,
-    LiteralStep,
-    NameStep,
-    ParamsStep,
-    RepeatStep,
-    ToolFormat,
-)
+from quire.text.tools._tag_calls import function_calls
+from quire.text.tools.base import CallTemplate, ToolFormat
 
 FORMAT = ToolFormat(
     name="mimo",
-    syntaxes=(
-        CallSyntax(
-            ("<tool_call>",),
-            (
-                RepeatStep(
-                    (
-                        LiteralStep(("<function=",)),
-                        NameStep(end=(">",)),
-                        ParamsStep(
-                            key_open="<parameter=",
-                            key_close=">",
-                            value_close="</parameter>",
-                            close=("</function>",),
-                            outer=("</tool_call>",),
-                        ),
-                    )
-                ),
-                CloseStep(("</tool_call>",)),
-            ),
-        ),
-    ),
+    syntaxes=(function_calls("tool_call"),),
     template=CallTemplate(
         call="<tool_call><function=«name»>«params»</function></tool_call>",
         notation="params",

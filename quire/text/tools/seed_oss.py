@@ -2,40 +2,12 @@
 
 from __future__ import annotations
 
-from quire.text.tools.base import (
-    CallSyntax,
-    CallTemplate,
-    CloseStep,
-    LiteralStep,
-    NameStep,
-    ParamsStep,
-    RepeatStep,
-    ToolFormat,
-)
+from quire.text.tools._tag_calls import function_calls
+from quire.text.tools.base import CallTemplate, ToolFormat
 
 FORMAT = ToolFormat(
     name="seed_oss",
-    syntaxes=(
-        CallSyntax(
-            ("<seed:tool_call>",),
-            (
-                RepeatStep(
-                    (
-                        LiteralStep(("<function=",)),
-                        NameStep(end=(">",)),
-                        ParamsStep(
-                            key_open="<parameter=",
-                            key_close=">",
-                            value_close="</parameter>",
-                            close=("</function>",),
-                            outer=("</seed:tool_call>",),
-                        ),
-                    )
-                ),
-                CloseStep(("</seed:tool_call>",)),
-            ),
-        ),
-    ),
+    syntaxes=(function_calls("seed:tool_call"),),
     template=CallTemplate(
         call="<seed:tool_call>\n<function=«name»>\n«params»</function>\n</seed:tool_call>",
         between="\n",

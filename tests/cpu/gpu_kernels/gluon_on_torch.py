@@ -108,12 +108,16 @@ def run(kernel, grid, tensors, numbers, consts, functions, tiles=(), more=None):
         if more is not None:
             names |= more(names["gl"], grid)
         names |= functions
-        for name, value in kernel._jit.fn.__globals__.items():
-            if name not in names:
-                inner = getattr(value, "fn", None)
-                if isinstance(inner, FunctionType):
-                    value = FunctionType(inner.__code__, names, name, inner.__defaults__)
-                names[name] = value
+        modules = [kernel._jit.fn.__globals__]
+        for held in modules:  # grows: those of the functions that are found
+            for name, value in held.items():
+                if name not in names:
+                    inner = getattr(value, "fn", None)
+                    if isinstance(inner, FunctionType):
+                        value = FunctionType(inner.__code__, names, name, inner.__defaults__)
+                        if not any(inner.__globals__ is one for one in modules):
+                            modules.append(inner.__globals__)
+                    names[name] = value
         body = FunctionType(kernel._jit.fn.__code__, names)
         pointers = [None if t is None else Pointer(_memory(t)) for t in tensors]
         body(*pointers, *tiles, *numbers, *consts)

@@ -12,7 +12,7 @@ from quire.kernels.quantizers.floats import (
     round_to_e2m1,
 )
 from quire.kernels.quantizers.ggml import LAYOUTS, quantize_ggml
-from quire.kernels.quantizers.integers import quantize_int4, quantize_int8, quantize_integers
+from quire.kernels.quantizers.integers import quantize_int8, quantize_integers
 from quire.quantize.gguf_blocks import to_blocks
 
 
@@ -110,7 +110,8 @@ def test_int8_and_int4_keep_zero_and_outputs_of_zeros():
     weight = weights()
     weight[5] = 0
     weight[:, 9] = 0
-    for made in (quantize_int8(weight), quantize_int4(weight)):
+    how = {"bits": 4, "group": 128, "symmetric": True, "scale_dtype": torch.bfloat16}
+    for made in (quantize_int8(weight), quantize_integers(weight, **how)):
         wide = made.dequantize()
         assert not wide[5].any()
         assert not wide[:, 9].any()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from quire.kernels.gpu.attention.online_softmax import (
     LOG2E,
-    LOWEST_SCORE,
+    begin_sums,
     dot_qk,
     normalize,
     online_softmax_step,
@@ -119,9 +119,7 @@ def _disentangled_attention(
     real = live[:, None] & (d < D)[None, :]
     token = (begin + query).to(tl.int64)[:, None]
     q = tl.load(q_ptr + token * Q_T + head * Q_H + d[None, :], mask=real, other=0.0)
-    acc = tl.zeros([M, DP], tl.float32)
-    total = tl.zeros([M], tl.float32)
-    top = tl.full([M], LOWEST_SCORE, tl.float32)
+    acc, total, top = begin_sums(M, DP)
     row = head.to(tl.int64) * tokens + begin  # of the source's first token in the products
     for start in range(0, length, TILE):
         at = start + n

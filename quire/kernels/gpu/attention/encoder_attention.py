@@ -18,8 +18,8 @@ from torch import Tensor
 
 from quire.kernels.gpu.attention.online_softmax import (
     LOG2E,
-    LOWEST_SCORE,
     add_distance_bias,
+    begin_sums,
     bias_rows,
     dot_qk,
     normalize,
@@ -193,9 +193,7 @@ def _encoder_attention(
     bias = m
     if REACH:
         bias = bias_rows(bias_ptr, head, m < QUERIES * G, REACH)
-    acc = tl.zeros([M, DP], tl.float32)
-    total = tl.zeros([M], tl.float32)
-    top = tl.full([M], LOWEST_SCORE, tl.float32)
+    acc, total, top = begin_sums(M, DP)
     k_ptr += kh * K_H
     v_ptr += kh * V_H
     keys = length

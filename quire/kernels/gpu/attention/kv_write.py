@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -72,16 +74,7 @@ def _kv_write(
                (K + head) * HEAD + d, v_scale, live, CODE, SCALES)  # fmt: skip
 
 
-def outputs(
-    k: Tensor,
-    v: Tensor,
-    cache: Tensor,
-    slots: Tensor,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
-    scales: Tensor | None = None,
-    head_scales: Tensor | None = None,
-) -> None:
+def outputs(k: Tensor, v: Tensor, cache: Tensor, *_: Any, **__: Any) -> None:
     """Nothing to allocate. NotImplemented for layouts the kernel does not read."""
     strided = k.stride(2) == 1 and v.stride(2) == 1 and has_dense_heads(cache)
     if not strided or next_power_of_2(k.shape[1]) * next_power_of_2(k.shape[2]) > _MAX_NUMBERS:

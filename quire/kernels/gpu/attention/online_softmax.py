@@ -38,6 +38,13 @@ def add_distance_bias(scores, distance, rows, REACH: tl.constexpr):
 
 
 @triton.jit
+def begin_sums(M: tl.constexpr, D: tl.constexpr):
+    """(acc [M, D], total [M], top [M]) of rows without a key."""
+    top = tl.full([M], LOWEST_SCORE, tl.float32)
+    return tl.zeros([M, D], tl.float32), tl.zeros([M], tl.float32), top
+
+
+@triton.jit
 def online_softmax_step(s, v, v_scales, acc, total, top, SCALES: tl.constexpr,
                         IEEE: tl.constexpr):  # fmt: skip
     """One online-softmax step: scores s [M, N] and values v [N, D] into (acc, total, top).

@@ -18,8 +18,8 @@ import triton.language as tl
 
 from quire.kernels.gpu.attention.online_softmax import (
     LOG2E,
-    LOWEST_SCORE,
     add_distance_bias,
+    begin_sums,
     bias_rows,
     dot_qk,
     load_scales,
@@ -29,6 +29,17 @@ from quire.kernels.gpu.attention.online_softmax import (
 from quire.kernels.gpu.attention.paged_attention_merge import merge_parts, store_result
 from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.pdl import launch_dependents, wait_for_previous_kernel
+
+
+@triton.jit
+def find_program(splits, K: tl.constexpr):
+    """(KV head, sequence, range, sequences) of this program.
+
+    First ranges come first: the programs that a short context does not need come last.
+    """
+    pid = tl.program_id(0)
+    sequences = tl.num_programs(0) // (K * splits)
+    return pid % K, pid // K % sequences, pid // (K * sequences), sequences
 
 
 @triton.jit
@@ -49,35 +60,52 @@ def split_range(context, window, split, splits, TILE: tl.constexpr, CHUNK: tl.co
 
 
 @triton.jit
-def attend_range(acc, total, top, q, cache_ptr, scales_ptr, table, kh, first, start, stop, newest,
-          slope, bias, scale, softcap,
-          K: tl.constexpr, D: tl.constexpr, B: tl.constexpr, HEAD: tl.constexpr,
-          S_N: tl.constexpr, S_H: tl.constexpr, S_T: tl.constexpr, SCALES: tl.constexpr,
-          DP: tl.constexpr,
-          TILE: tl.constexpr, STAGES: tl.constexpr, SOFTCAP: tl.constexpr,
-          ALIBI: tl.constexpr, REACH: tl.constexpr, IEEE: tl.constexpr):  # fmt: skip
-    """Absorb the keys [start, stop) that are not below `first`; the query is at `newest`."""
-    n = tl.arange(0, TILE)
+def load_tile(cache_ptr, scales_ptr, table, kh, at, live, K: tl.constexpr, D: tl.constexpr,
+              B: tl.constexpr, HEAD: tl.constexpr, S_N: tl.constexpr, S_H: tl.constexpr,
+              S_T: tl.constexpr, SCALES: tl.constexpr, DP: tl.constexpr):  # fmt: skip
+    """Keys and values [TILE, DP] at positions `at`, and their scales; 0 where not live."""
     d = tl.arange(0, DP)
+    block = tl.load(table + at // B, mask=live, other=0)
+    base = block.to(tl.int64) * (2 * K * HEAD) + (kh * HEAD + at % B * D)
+    where = cache_ptr + base[:, None] + d[None, :]
+    k_scales, v_scales = load_scales(scales_ptr, block, at, live, kh, K, B, S_N, S_H, S_T, SCALES)
+    mask = live[:, None] & (d < D)[None, :]
+    k = tl.load(where, mask=mask, other=0.0)
+    v = tl.load(where + K * HEAD, mask=mask, other=0.0)
+    return k, v, k_scales, v_scales
+
+
+@triton.jit
+def attend_range(acc, total, top, q, cache_ptr, scales_ptr, table, kh, first, start, stop, newest,
+                 slope, bias, scale, softcap,
+                 K: tl.constexpr, D: tl.constexpr, B: tl.constexpr, HEAD: tl.constexpr,
+                 S_N: tl.constexpr, S_H: tl.constexpr, S_T: tl.constexpr, SCALES: tl.constexpr,
+                 DP: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
+                 SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, REACH: tl.constexpr,
+                 IEEE: tl.constexpr, since=None, until=None):  # fmt: skip
+    """Absorb the keys [start, stop) that are not below `first`; the query is at `newest`.
+
+    since, until: [M], those that each row sees, if not all of them.
+    """
+    n = tl.arange(0, TILE)
     for low in tl.range(start, stop, TILE, num_stages=STAGES):
         at = low + n
         live = (at >= first) & (at < stop)
-        block = tl.load(table + at // B, mask=live, other=0)
-        base = block.to(tl.int64) * (2 * K * HEAD) + (kh * HEAD + at % B * D)
-        where = cache_ptr + base[:, None] + d[None, :]
-        k_scales, v_scales = load_scales(
-            scales_ptr, block, at, live, kh, K, B, S_N, S_H, S_T, SCALES
+        k, v, k_scales, v_scales = load_tile(
+            cache_ptr, scales_ptr, table, kh, at, live, K, D, B, HEAD, S_N, S_H, S_T, SCALES, DP
         )
-        mask = live[:, None] & (d < D)[None, :]
-        k = tl.load(where, mask=mask, other=0.0)
-        v = tl.load(where + K * HEAD, mask=mask, other=0.0)
         dot = dot_qk(q, k.to(q.dtype), k_scales, SCALES, IEEE)
         scores = scale_and_softcap(dot, scale, softcap, SOFTCAP)
         if ALIBI:
             scores += slope[:, None] * (at - newest).to(tl.float32)[None, :]
         if REACH:
             scores = add_distance_bias(scores, (at - newest)[None, :], bias, REACH)
-        scores = tl.where(live[None, :], scores, float("-inf"))
+        seen = live[None, :]
+        if until is not None:
+            seen = seen & (at[None, :] < until[:, None])
+        if since is not None:
+            seen = seen & (at[None, :] >= since[:, None])
+        scores = tl.where(seen, scores, float("-inf"))
         acc, total, top = online_softmax_step(
             scores, v.to(q.dtype), v_scales, acc, total, top, SCALES, IEEE
         )
@@ -172,12 +200,7 @@ def decode_kernel(
     IEEE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    pid = tl.program_id(0)
-    # first stretches first: the programs that a short context does not need come last
-    kh = pid % K
-    sequences = tl.num_programs(0) // (K * splits)
-    s = pid // K % sequences
-    split = pid // (K * sequences)
+    kh, s, split, _ = find_program(splits, K)
     if PDL:
         launch_dependents()
         wait_for_previous_kernel()
@@ -208,9 +231,7 @@ def decode_kernel(
     bias = slope
     if REACH:
         bias = bias_rows(bias_ptr, head, g < G, REACH)
-    acc = tl.zeros([GP, DP], tl.float32)
-    total = tl.zeros([GP], tl.float32)
-    top = tl.full([GP], LOWEST_SCORE, tl.float32)
+    acc, total, top = begin_sums(GP, DP)
     acc, total, top = attend_range(
         acc, total, top, q, cache_ptr, scales_ptr, tables_ptr + row.to(tl.int64) * W, kh, first,
         start, stop, context - 1, slope, bias, scale, softcap, K, D, B, HEAD, S_N, S_H, S_T, SCALES,

@@ -20,14 +20,10 @@ from quire.kernels.gpu.attention.kv_codes import CodeLayout
 from quire.kernels.gpu.attention.online_softmax import (
     LOG2E,
     LOWEST_SCORE,
-    dot_qk,
     join_sink,
-    load_scales,
     normalize,
-    online_softmax_step,
-    scale_and_softcap,
 )
-from quire.kernels.gpu.attention.paged_attention_decode import split_range
+from quire.kernels.gpu.attention.paged_attention_decode import attend_range, split_range
 from quire.kernels.gpu.attention.split_plan import (
     AttentionExtras,
     allocate_split_workspace,
@@ -165,7 +161,6 @@ def draft_decode_kernel(
         return
     m = tl.arange(0, M)
     d = tl.arange(0, DP)
-    n = tl.arange(0, TILE)
     member = m // G
     g = m % G
     real = member < count
@@ -179,27 +174,11 @@ def draft_decode_kernel(
     total = tl.zeros([M], tl.float32)
     top = tl.full([M], LOWEST_SCORE, tl.float32)
     table = tables_ptr + row.to(tl.int64) * W
-    for low in tl.range(start, stop, TILE, num_stages=STAGES):
-        at = low + n
-        live = (at >= first) & (at < stop)
-        block = tl.load(table + at // B, mask=live, other=0)
-        base = block.to(tl.int64) * (2 * K * HEAD) + (kh * HEAD + at % B * D)
-        where = cache_ptr + base[:, None] + d[None, :]
-        k_scales, v_scales = load_scales(
-            scales_ptr, block, at, live, kh, K, B, S_N, S_H, S_T, SCALES
-        )
-        mask = live[:, None] & (d < D)[None, :]
-        k = tl.load(where, mask=mask, other=0.0)
-        v = tl.load(where + K * HEAD, mask=mask, other=0.0)
-        dot = dot_qk(q, k.to(q.dtype), k_scales, SCALES, IEEE)
-        scores = scale_and_softcap(dot, scale, softcap, SOFTCAP)
-        seen = live[None, :] & (at[None, :] < end[:, None])
-        if WINDOW:
-            seen = seen & (at[None, :] >= end[:, None] - window)
-        scores = tl.where(seen, scores, float("-inf"))
-        acc, total, top = online_softmax_step(
-            scores, v.to(q.dtype), v_scales, acc, total, top, SCALES, IEEE
-        )
+    acc, total, top = attend_range(
+        acc, total, top, q, cache_ptr, scales_ptr, table, kh, first, start, stop, 0, top, top,
+        scale, softcap, K, D, B, HEAD, S_N, S_H, S_T, SCALES, DP, TILE, STAGES, SOFTCAP, False, 0,
+        IEEE, end - window if WINDOW else None, end,
+    )  # fmt: skip
     if CODE != 0 and not SCALES:
         acc = acc * v_scale
     finished = used > 0

@@ -9,7 +9,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quire.kernels.gpu.attention.online_softmax import LOG2E, LOWEST_SCORE, join_sink, normalize
+from quire.kernels.gpu.attention.online_softmax import (
+    LOG2E,
+    LOWEST_SCORE,
+    begin_sums,
+    join_sink,
+    normalize,
+)
 
 
 @triton.jit
@@ -32,9 +38,7 @@ def merge_parts(
     DP: tl.constexpr,
 ):
     """(acc, total, top) over the first `used` parts of a place."""
-    acc = tl.zeros([GP, DP], tl.float32)
-    total = tl.zeros([GP], tl.float32)
-    top = tl.full([GP], LOWEST_SCORE, tl.float32)
+    acc, total, top = begin_sums(GP, DP)
     return absorb_parts(acc, total, top, part_ptr, stats_ptr, place, used, splits, G, D, GP, DP)
 
 

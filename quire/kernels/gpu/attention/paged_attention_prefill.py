@@ -19,8 +19,8 @@ import triton.language as tl
 
 from quire.kernels.gpu.attention.online_softmax import (
     LOG2E,
-    LOWEST_SCORE,
     add_distance_bias,
+    begin_sums,
     bias_rows,
     dot_qk,
     join_sink,
@@ -231,9 +231,7 @@ def prefill_kernel(
     bias = slope
     if REACH:
         bias = bias_rows(bias_ptr, head, m < QUERIES * G, REACH)
-    acc = tl.zeros([M, DP], tl.float32)
-    total = tl.zeros([M], tl.float32)
-    top = tl.full([M], LOWEST_SCORE, tl.float32)
+    acc, total, top = begin_sums(M, DP)
     table = tables_ptr + row.to(tl.int64) * W
 
     # Through the table: [low, full) is visible to every query, [full, end) needs the mask.

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from quire.kernels.gpu.attention.online_softmax import LOWEST_SCORE
-from quire.kernels.gpu.attention.paged_attention_decode import attend_range
+from quire.kernels.gpu.attention.online_softmax import (
+    begin_sums,
+)
+from quire.kernels.gpu.attention.paged_attention_decode import attend_range, find_program
 from quire.kernels.gpu.attention.paged_attention_merge import shared_range
 from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.pdl import launch_dependents, wait_for_previous_kernel
@@ -56,11 +58,7 @@ def shared_prefix_kernel(
     IEEE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    pid = tl.program_id(0)
-    kh = pid % K
-    tiles = tl.num_programs(0) // (K * splits)
-    tile = pid // K % tiles
-    split = pid // (K * tiles)
+    kh, tile, split, _ = find_program(splits, K)
     if PDL:
         launch_dependents()
         wait_for_previous_kernel()
@@ -81,9 +79,7 @@ def shared_prefix_kernel(
         row = tl.load(rows_ptr + row)
     where = q_ptr + (s * Q_T + (kh * G + g) * Q_H)[:, None] + d[None, :]
     q = tl.load(where, mask=real, other=0.0)
-    acc = tl.zeros([M, DP], tl.float32)
-    total = tl.zeros([M], tl.float32)
-    top = tl.full([M], LOWEST_SCORE, tl.float32)
+    acc, total, top = begin_sums(M, DP)
     start = split * size
     acc, total, top = attend_range(
         acc, total, top, q, cache_ptr, scales_ptr, tables_ptr + row.to(tl.int64) * W, kh, 0, start,

@@ -6,14 +6,23 @@ Axes: S queries, K kv heads, G query heads of one KV head, D head size, B block 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.formats.kv_cache import has_dense_heads
 from quire.kernels.gpu.attention.kv_codes import CodeLayout
-from quire.kernels.gpu.attention.online_softmax import LOWEST_SCORE
-from quire.kernels.gpu.attention.paged_attention_decode import attend_range, split_range
+from quire.kernels.gpu.attention.online_softmax import (
+    LOWEST_SCORE,
+    begin_sums,
+)
+from quire.kernels.gpu.attention.paged_attention_decode import (
+    attend_range,
+    find_program,
+    split_range,
+)
 from quire.kernels.gpu.attention.paged_attention_merge import merge_parts
 from quire.kernels.gpu.attention.split_plan import AttentionExtras, plan_decode
 from quire.kernels.gpu.runtime.fast_launch import kernel
@@ -60,11 +69,7 @@ def slice_kernel(
     SOFTCAP: tl.constexpr,
     IEEE: tl.constexpr,
 ):
-    pid = tl.program_id(0)
-    kh = pid % K
-    sequences = tl.num_programs(0) // (K * splits)
-    s = pid // K % sequences
-    split = pid // (K * sequences)
+    kh, s, split, _ = find_program(splits, K)
     context = tl.load(contexts_ptr + s)
     row = s
     if HAS_ROWS:
@@ -82,9 +87,7 @@ def slice_kernel(
         q_ptr + s.to(tl.int64) * Q_T + head[:, None] * Q_H + d[None, :], mask=real, other=0.0
     )
     none = tl.zeros([GP], tl.float32)
-    acc = tl.zeros([GP, DP], tl.float32)
-    total = tl.zeros([GP], tl.float32)
-    top = tl.full([GP], LOWEST_SCORE, tl.float32)
+    acc, total, top = begin_sums(GP, DP)
     acc, total, top = attend_range(
         acc, total, top, q, cache_ptr, scales_ptr, tables_ptr + row.to(tl.int64) * W, kh, first,
         start, stop, context - 1, none, none, scale, softcap, K, D, B, HEAD, S_N, S_H, S_T, SCALES,
@@ -132,20 +135,7 @@ def merge_slice_kernel(
     tl.store(out_ptr + where + D, sums, mask=g < G)
 
 
-def outputs(
-    q: Tensor,
-    cache: Tensor,
-    tables: Tensor,
-    contexts: Tensor,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    rows: Tensor | None = None,
-    max_context: int | None = None,
-    k_scale: float = 1.0,
-    v_scale: float = 1.0,
-    scales: Tensor | None = None,
-) -> Tensor:
+def outputs(q: Tensor, cache: Tensor, tables: Tensor, *_: Any, **__: Any) -> Tensor:
     """A new [H, S, D + 1]. NotImplemented for layouts the kernels do not read."""
     sequences, heads, size = q.shape
     strided = has_dense_heads(cache) and tables.stride(-1) == 1 and q.stride(2) == 1

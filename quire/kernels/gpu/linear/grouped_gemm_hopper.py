@@ -7,8 +7,7 @@ blocks ahead, and write weights of 16 bits to shared memory, each rounded once f
 numbers are those that grouped_widen.py writes. Rows of x come through the bulk copy engine. Each
 warpgroup multiplies 64 outputs by all rows of the tile, whose sums stay in its registers.
 
-Where there are too few tiles to keep the device busy, each is split along the inputs; the program
-that finishes last adds the parts, in one order, so results do not depend on timing.
+Where there are too few tiles, each is split along the inputs: see grouped_sums.py.
 
 Axes: T rows, I inputs, O outputs.
 """
@@ -28,11 +27,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.formats.tiled_weight import TILE, TiledWeight
 from quire.kernels.gpu.linear.grouped_gemm import weight_constants, weight_tensors
 from quire.kernels.gpu.linear.grouped_small_m import load_block
+from quire.kernels.gpu.linear.grouped_sums import describe_rows, is_aligned, store_sums
 from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.int_math import cdiv
 from quire.kernels.gpu.runtime.pdl import PDL_ENABLED, launch_dependents, wait_for_previous_kernel
@@ -229,38 +228,9 @@ def _multiply(x_tiles, bias_ptr, y_ptr, part_ptr, ticket_ptr, w, x, full_w, full
         later = step + STAGES - 1
         _load_rows(x_tiles, x, full_x, later, before, later < STEPS, STEPS, TP)
     acc = warpgroup_mma_wait(0, deps=[acc])
-    band = gl.program_id(1)
-    if PARTS > 1:
-        o_in = gl.arange(0, 64, gl.SliceLayout(1, ACC))
-        t_in = gl.arange(0, TP, gl.SliceLayout(0, ACC))
-        parts = (
-            part_ptr + band.to(gl.int64) * (PARTS * 64 * TP) + o_in[:, None] * TP + t_in[None, :]
-        )
-        gl.store(parts + gl.program_id(2) * (64 * TP), acc)
-        gl.thread_barrier()  # all of the part is written before the counter is increased
-        last = gl.atomic_add(ticket_ptr + band, 1, sem="acq_rel") == PARTS - 1
-        if last:
-            acc = gl.zeros([64, TP], gl.float32, ACC)
-            for p in gl.static_range(PARTS):
-                acc += gl.load(parts + p * (64 * TP), cache_modifier=".cg")
-            gl.store(ticket_ptr + band, 0)
-            _store_rows(y_ptr, bias_ptr, acc, band, T, O, TP, ACC)
-    else:
-        _store_rows(y_ptr, bias_ptr, acc, band, T, O, TP, ACC)
-
-
-@gluon.jit
-def _store_rows(y_ptr, bias_ptr, acc, band, T, O: gl.constexpr, TP: gl.constexpr,
-                ACC: gl.constexpr):  # fmt: skip
     LINES: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, 4], [0, 1])
-    if bias_ptr is not None:
-        o_acc = band * 64 + gl.arange(0, 64, gl.SliceLayout(1, ACC))
-        acc += gl.load(bias_ptr + o_acc, o_acc < O, 0.0).to(gl.float32)[:, None]
-    y = gl.convert_layout(acc.to(y_ptr.dtype.element_ty), LINES)
-    o = band * 64 + gl.arange(0, 64, gl.SliceLayout(1, LINES))
-    t = gl.program_id(0) * TP + gl.arange(0, TP, gl.SliceLayout(0, LINES))
-    live = (o < O)[:, None] & (t < T)[None, :]
-    gl.store(y_ptr + t.to(gl.int64)[None, :] * O + o[:, None], y, live)
+    store_sums(y_ptr, bias_ptr, part_ptr, ticket_ptr, acc, gl.program_id(1), gl.program_id(2),
+               gl.program_id(0) * TP, T, O, TP, PARTS, ACC, LINES)  # fmt: skip
 
 
 @kernel("T", jit=gluon.jit)
@@ -366,8 +336,7 @@ class GroupedHopperPlan(NamedTuple):
 def supports(x: Tensor, weight: TiledWeight) -> bool:
     """Whether this kernel multiplies these rows: not those of tables."""
     whole = weight.slices * weight.slice_width % INNER.value == 0
-    aligned = x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0
-    fits = whole and aligned and weight.table is None and weight.blocks > 1
+    fits = whole and is_aligned(x) and weight.table is None and weight.blocks > 1
     return fits and gpu_target(x.device).capability == (9, 0)
 
 
@@ -392,7 +361,7 @@ def launch(
     plan: GroupedHopperPlan | None = None,
 ) -> None:
     """y [T, O] = x @ weight.T + bias; the columns of x are in the order of the codes."""
-    rows, (outputs, inputs) = x.shape[0], weight.shape
+    rows, outputs = x.shape[0], weight.shape[0]
     tall, decoders, registers, stages, ahead, parts = plan or plan_grouped_hopper(rows, weight)
     row_tiles, bands = cdiv(rows, tall), cdiv(outputs, TILE)
     assert parts == 1 or row_tiles == 1, "parts of a sum are counted for one tile of rows"
@@ -400,9 +369,6 @@ def launch(
     sums = None
     if parts > 1:
         sums = torch.empty(bands * parts * TILE * tall, dtype=torch.float32, device=y.device)
-    tile = TensorDescriptor(
-        x, [rows, inputs], [x.stride(0), 1], [tall, INNER.value], gl.NVMMASharedLayout(128, 16)
-    )
     _, high, *numbers, _ = weight_tensors(weight)
     planes = (weight.low.view(torch.int32), None if high is None else high.view(torch.int32))
     _grouped_gemm_hopper(
@@ -414,6 +380,6 @@ def launch(
             PDL_ENABLED,
         ),
         pdl=PDL_ENABLED,
-        tiles=(tile,),
+        tiles=(describe_rows(x, tall),),
         maxnreg=registers,
     )  # fmt: skip

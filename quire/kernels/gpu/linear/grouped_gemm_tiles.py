@@ -30,16 +30,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.formats.tiled_weight import TILE, TiledWeight
 from quire.kernels.gpu.linear.grouped_decode import factor_form, float_of
+from quire.kernels.gpu.linear.grouped_sums import (
+    BLOCK,
+    decodes_in_registers,
+    describe_codes,
+    describe_rows,
+    load_factors,
+    store_rows,
+)
 from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.int_math import cdiv
 from quire.kernels.gpu.runtime.pdl import PDL_ENABLED, launch_dependents, wait_for_previous_kernel
 from quire.kernels.gpu.runtime.target import gpu_target, sm_count
-
-BLOCK = gl.constexpr(128)  # inputs of a block: four slices of 32
 
 
 @gluon.constexpr_function
@@ -125,17 +130,6 @@ def _load(x_tiles, w_tiles, x, w, full, empty, T, whole, BLOCKS: gl.constexpr, B
 
 
 @gluon.jit
-def _factors(scale_ptr, zero_ptr, row, block, G: gl.constexpr, SHARE: gl.constexpr):
-    """(scale, zero) of a block's group for rows [64] of a tile, as they are in memory."""
-    S: gl.constexpr = (G + SHARE - 1) // SHARE
-    g = gl.minimum(block, G - 1)
-    found = (gl.load(scale_ptr + row // 64 * (64 * S) + g // SHARE * 64 + row % 64),)
-    if zero_ptr is not None:
-        found = found + (gl.load(zero_ptr + row // 64 * (64 * G) + g * 64 + row % 64),)
-    return found
-
-
-@gluon.jit
 def _numbers(factors, shape: gl.constexpr, ZERO: gl.constexpr, FORM: gl.constexpr):
     """Scale and -(128 + zero) * scale, [64, 32] float32."""
     scale = float_of(factors[0], FORM)
@@ -159,6 +153,8 @@ def _multiply(scale_ptr, zero_ptr, bias_ptr, y_ptr, part_ptr, ticket_ptr, x, w, 
     """
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TP, 16])
     A: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
+    # outputs of a warp stay in it: only its threads exchange numbers
+    LINES: gl.constexpr = gl.BlockedLayout([8, 1], [2, 16], [4, 1], [0, 1])
     rows = (T + TP - 1) // TP
     items = whole + (rows * BANDS - whole) * PARTS
     o = gl.arange(0, 64, gl.SliceLayout(1, A))
@@ -166,14 +162,14 @@ def _multiply(scale_ptr, zero_ptr, bias_ptr, y_ptr, part_ptr, ticket_ptr, x, w, 
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         tile, band, split, first, steps = _place(item, rows, whole, BLOCKS, PARTS)
         mine = band * 2 + WHICH
-        held = _factors(scale_ptr, zero_ptr, mine * 64 + o, first, G, SHARE)
+        held = load_factors(scale_ptr, zero_ptr, mine * 64 + o, first, G, SHARE)
         acc = gl.zeros([64, TP], gl.float32, ACC)
         for block in range(first, first + steps):
             stage = count % STAGES
             mbarrier.wait(full.index(stage), count // STAGES & 1)
             words = w.index(stage * 2 + WHICH).load(A)
             scale, minus = _numbers(held, words.shape, ZERO, FORM)
-            held = _factors(scale_ptr, zero_ptr, mine * 64 + o, block + 1, G, SHARE)
+            held = load_factors(scale_ptr, zero_ptr, mine * 64 + o, block + 1, G, SHARE)
             one = _decode_half(words, scale, minus, x, 0, A)
             two = _decode_half(words, scale, minus, x, 1, A)
             mbarrier.wait(turn.index(WHICH), (count & 1) ^ (1 - WHICH))
@@ -184,14 +180,14 @@ def _multiply(scale_ptr, zero_ptr, bias_ptr, y_ptr, part_ptr, ticket_ptr, x, w, 
             mbarrier.arrive(empty.index(stage), count=1)
             count += 1
         if PARTS == 1:
-            _store_rows(y_ptr, bias_ptr, acc, mine, tile, T, O, TP, ACC)
+            store_rows(y_ptr, bias_ptr, acc, mine, tile * TP, T, O, TP, ACC, LINES)
         elif split:
             place = ((band * rows + tile - whole) * 2 + WHICH).to(gl.int64) * (PARTS * 64 * TP)
             part = first // (BLOCKS // PARTS)
             _add_part(bias_ptr, y_ptr, part_ptr + place, ticket_ptr, acc, mine, tile, part, T, O,
                       TP, PARTS, ACC)  # fmt: skip
         else:
-            _store_rows(y_ptr, bias_ptr, acc, mine, tile, T, O, TP, ACC)
+            store_rows(y_ptr, bias_ptr, acc, mine, tile * TP, T, O, TP, ACC, LINES)
 
 
 @gluon.jit
@@ -223,20 +219,6 @@ def _add_part(bias_ptr, y_ptr, part_ptr, ticket_ptr, acc, mine, tile, part, T, O
             y_at = y_ptr + row.to(gl.int64)[None, :] * O + (mine * 64 + o)[:, None]
             gl.store(y_at, total.to(y_ptr.dtype.element_ty), (row < T)[None, :])
         gl.atomic_add(ticket_ptr + mine, -(PARTS << (4 * tile)), sem="relaxed")
-
-
-@gluon.jit
-def _store_rows(y_ptr, bias_ptr, acc, mine, tile, T, O: gl.constexpr, TP: gl.constexpr,
-                ACC: gl.constexpr):  # fmt: skip
-    """Outputs of a warp stay in it: only its threads exchange numbers."""
-    LINES: gl.constexpr = gl.BlockedLayout([8, 1], [2, 16], [4, 1], [0, 1])
-    if bias_ptr is not None:
-        o_acc = mine * 64 + gl.arange(0, 64, gl.SliceLayout(1, ACC))
-        acc += gl.load(bias_ptr + o_acc).to(gl.float32)[:, None]
-    y = gl.convert_layout(acc.to(y_ptr.dtype.element_ty), LINES)
-    o = mine * 64 + gl.arange(0, 64, gl.SliceLayout(1, LINES))
-    t = tile * TP + gl.arange(0, TP, gl.SliceLayout(0, LINES))
-    gl.store(y_ptr + t.to(gl.int64)[None, :] * O + o[:, None], y, (t < T)[None, :])
 
 
 @kernel("T", "whole", jit=gluon.jit)
@@ -327,12 +309,8 @@ def supports(x: Tensor, weight: TiledWeight) -> bool:
         return False
     if gpu_target(x.device).capability != (9, 0):
         return False
-    scale = weight.scale
-    plain = weight.bits == 4 and weight.group in (0, BLOCK.value) and weight.table is None
-    plain = plain and weight.offset is None and scale is not None and scale.codes is None
-    aligned = x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0 and outputs % (2 * TILE) == 0
     large = rows > _FEW_ROWS or outputs * inputs >= _MIN_WEIGHTS_FEW_ROWS
-    return plain and aligned and large and weight.blocks >= _STAGES[128]
+    return large and weight.blocks >= _STAGES[128] and decodes_in_registers(x, weight)
 
 
 def plan_grouped_tiles(rows: int, weight: TiledWeight, sms: int) -> GroupedTilesPlan:
@@ -376,7 +354,7 @@ def launch(
     plan: GroupedTilesPlan | None = None,
 ) -> None:
     """y [T, O] = x @ weight.T + bias; the columns of x are in the order of the codes."""
-    rows, (outputs, inputs) = x.shape[0], weight.shape
+    rows, outputs = x.shape[0], weight.shape[0]
     sms = sm_count(x.device)
     plan = plan or plan_grouped_tiles(rows, weight, sms)
     tall, parts, _, stages = plan
@@ -390,13 +368,6 @@ def launch(
     if parts > 1:
         count = (tiles - whole) * parts * 2 * TILE * tall
         sums = torch.empty(count, dtype=torch.float32, device=y.device)
-    x_tiles = TensorDescriptor(
-        x, [rows, inputs], [x.stride(0), 1], [tall, 64], gl.NVMMASharedLayout(128, 16)
-    )
-    low = weight.low.view(-1, 32)
-    w_tiles = TensorDescriptor(
-        low, list(low.shape), [32, 1], [64, 32], gl.NVMMASharedLayout(64, 16)
-    )
     assert weight.scale is not None, "see supports"
     zero, form = weight.zero, factor_form(weight.scale)
     _grouped_gemm_tiles(
@@ -411,6 +382,6 @@ def launch(
             form // 16, form // 4 % 4, tall, parts, stages, PDL_ENABLED,
         ),
         pdl=PDL_ENABLED,
-        tiles=(x_tiles, w_tiles),
+        tiles=(describe_rows(x, tall), describe_codes(weight)),
         maxnreg=168,
     )  # fmt: skip

@@ -7,8 +7,7 @@ codes of 64 outputs as the matrix instruction wants its left operand, decodes th
 multiplies them by all rows of x. So decoded weights are never written to shared memory. Codes of a
 group are multiplied as integers; the group's scale multiplies its sum.
 
-Where there are too few tiles to keep the device busy, each is split along the inputs; the program
-that finishes last adds the parts, in one order, so results do not depend on timing.
+Where there are too few tiles, each is split along the inputs: see grouped_sums.py.
 
 Axes: T rows, I inputs, O outputs.
 """
@@ -28,28 +27,23 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.formats.tiled_weight import TILE, TiledWeight
 from quire.kernels.gpu.linear.grouped_decode import decode_slice, factor_form, float_of, magic_of
+from quire.kernels.gpu.linear.grouped_sums import (
+    BLOCK,
+    decodes_in_registers,
+    describe_codes,
+    describe_rows,
+    load_factors,
+    store_sums,
+)
 from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.int_math import next_power_of_2
 from quire.kernels.gpu.runtime.pdl import PDL_ENABLED, launch_dependents, wait_for_previous_kernel
 from quire.kernels.gpu.runtime.target import gpu_target, sm_count
 
-BLOCK = gl.constexpr(128)  # inputs of a block: four slices of 32
 AHEAD = gl.constexpr(2)  # blocks whose scales are loaded ahead
-
-
-@gluon.jit
-def _load_numbers(scale_ptr, zero_ptr, row, block, G: gl.constexpr, SHARE: gl.constexpr):
-    """Scale and zero of a block's group as they are in memory, for rows [64] of a tile."""
-    S: gl.constexpr = (G + SHARE - 1) // SHARE
-    g = gl.minimum(block, G - 1)
-    found = (gl.load(scale_ptr + row // 64 * (64 * S) + g // SHARE * 64 + row % 64),)
-    if zero_ptr is not None:
-        found = found + (gl.load(zero_ptr + row // 64 * (64 * G) + g * 64 + row % 64),)
-    return found
 
 
 @gluon.jit
@@ -96,20 +90,22 @@ def _multiply(scale_ptr, zero_ptr, bias_ptr, y_ptr, part_ptr, ticket_ptr, x, w, 
     """A warpgroup that multiplies 64 outputs by all rows of x."""
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TP, 16])
     A: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
+    # outputs of a warp stay in it: only its threads exchange numbers
+    LINES: gl.constexpr = gl.BlockedLayout([8, 1], [2, 16], [4, 1], [0, 1])
     MAGIC: gl.constexpr = magic_of(4, x.dtype == gl.bfloat16)
     tile = gl.program_id(1) * 2 + WHICH
     row = tile * 64 + gl.arange(0, 64, gl.SliceLayout(1, A))
     first = gl.program_id(0) * EACH
     held = ()
     for d in gl.static_range(AHEAD):
-        held = held + (_load_numbers(scale_ptr, zero_ptr, row, first + d, G, SHARE),)
+        held = held + (load_factors(scale_ptr, zero_ptr, row, first + d, G, SHARE),)
     acc = gl.zeros([64, TP], gl.float32, ACC)
     for step in range(EACH):
         stage = step % STAGES
         numbers = held[0]
         mbarrier.wait(full.index(stage), step // STAGES & 1)
         words = w.index(stage * 2 + WHICH).load(A)
-        following = _load_numbers(scale_ptr, zero_ptr, row, first + step + AHEAD, G, SHARE)
+        following = load_factors(scale_ptr, zero_ptr, row, first + step + AHEAD, G, SHARE)
         if zero_ptr is not None:
             zero = numbers[1].to(gl.float32)
         else:
@@ -125,37 +121,8 @@ def _multiply(scale_ptr, zero_ptr, bias_ptr, y_ptr, part_ptr, ticket_ptr, x, w, 
         acc += part * scale[:, None]
         mbarrier.arrive(empty.index(stage), count=1)
         held = held[1:] + (following,)
-    if PARTS > 1:
-        o_in = gl.arange(0, 64, gl.SliceLayout(1, ACC))
-        t_in = gl.arange(0, TP, gl.SliceLayout(0, ACC))
-        parts = (
-            part_ptr + tile.to(gl.int64) * (PARTS * 64 * TP) + o_in[:, None] * TP + t_in[None, :]
-        )
-        gl.store(parts + gl.program_id(0) * (64 * TP), acc)
-        gl.thread_barrier()  # all of the part is written before the counter is increased
-        last = gl.atomic_add(ticket_ptr + tile, 1, sem="acq_rel") == PARTS - 1
-        if last:
-            acc = gl.zeros([64, TP], gl.float32, ACC)
-            for p in gl.static_range(PARTS):
-                acc += gl.load(parts + p * (64 * TP), cache_modifier=".cg")
-            gl.store(ticket_ptr + tile, 0)
-            _store_rows(y_ptr, bias_ptr, acc, tile, T, O, TP, ACC)
-    else:
-        _store_rows(y_ptr, bias_ptr, acc, tile, T, O, TP, ACC)
-
-
-@gluon.jit
-def _store_rows(y_ptr, bias_ptr, acc, tile, T, O: gl.constexpr, TP: gl.constexpr,
-                ACC: gl.constexpr):  # fmt: skip
-    """Outputs of a warp stay in it: only its threads exchange numbers."""
-    LINES: gl.constexpr = gl.BlockedLayout([8, 1], [2, 16], [4, 1], [0, 1])
-    if bias_ptr is not None:
-        o_acc = tile * 64 + gl.arange(0, 64, gl.SliceLayout(1, ACC))
-        acc += gl.load(bias_ptr + o_acc).to(gl.float32)[:, None]
-    y = gl.convert_layout(acc.to(y_ptr.dtype.element_ty), LINES)
-    o = tile * 64 + gl.arange(0, 64, gl.SliceLayout(1, LINES))
-    t = gl.arange(0, TP, gl.SliceLayout(0, LINES))
-    gl.store(y_ptr + t.to(gl.int64)[None, :] * O + o[:, None], y, (t < T)[None, :])
+    store_sums(y_ptr, bias_ptr, part_ptr, ticket_ptr, acc, tile, gl.program_id(0), 0, T, O, TP,
+               PARTS, ACC, LINES)  # fmt: skip
 
 
 @kernel("T", jit=gluon.jit)
@@ -218,12 +185,9 @@ def supports(x: Tensor, weight: TiledWeight) -> bool:
     rows, (outputs, inputs) = x.shape[0], weight.shape
     if not 8 < rows <= 64 or x.dtype != weight.dtype or gpu_target(x.device).capability != (9, 0):
         return False
-    scale = weight.scale
-    plain = weight.bits == 4 and weight.group in (0, BLOCK.value) and weight.table is None
-    plain = plain and weight.offset is None and scale is not None and scale.codes is None
-    aligned = outputs % (2 * TILE) == 0 and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0
     least = _MIN_WEIGHTS_FEW_ROWS if rows <= 16 else _MIN_WEIGHTS
-    return plain and aligned and outputs * inputs >= least and (rows <= 32 or outputs < _WIDE)
+    large = outputs * inputs >= least and (rows <= 32 or outputs < _WIDE)
+    return large and decodes_in_registers(x, weight)
 
 
 class GroupedWgmmaPlan(NamedTuple):
@@ -260,19 +224,12 @@ def launch(
     plan: GroupedWgmmaPlan | None = None,
 ) -> None:
     """y [T, O] = x @ weight.T + bias; the columns of x are in the order of the codes."""
-    rows, (outputs, inputs) = x.shape[0], weight.shape
+    rows, outputs = x.shape[0], weight.shape[0]
     plan = plan or plan_grouped_wgmma(rows, weight, sm_count(x.device))
     tall, parts, stages, registers, registers_at_start = plan
     sums = None
     if parts > 1:
         sums = torch.empty(outputs * parts * tall, dtype=torch.float32, device=y.device)
-    x_tiles = TensorDescriptor(
-        x, [rows, inputs], [x.stride(0), 1], [tall, 64], gl.NVMMASharedLayout(128, 16)
-    )
-    low = weight.low.view(-1, 32)
-    w_tiles = TensorDescriptor(
-        low, list(low.shape), [32, 1], [64, 32], gl.NVMMASharedLayout(64, 16)
-    )
     assert weight.scale is not None, "see supports"
     zero, form = weight.zero, factor_form(weight.scale)
     _grouped_gemm_wgmma(
@@ -287,6 +244,6 @@ def launch(
             form // 16, form // 4 % 4, tall, parts, stages, registers, PDL_ENABLED,
         ),
         pdl=PDL_ENABLED,
-        tiles=(x_tiles, w_tiles),
+        tiles=(describe_rows(x, tall), describe_codes(weight)),
         maxnreg=registers_at_start,
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """FP8 quantization of rows: a program reads a row once, finds its scale and writes e4m3.
 
 A row stays in registers between finding the largest magnitude and rounding, so the pass costs three
-bytes an element. `scale_row` and `scale_groups` also end the kernels that compute
+bytes an element. `store_row` and `store_groups` also end the kernels that compute
 the row themselves (quantize_fused.py). The division is exact: results equal the CPU's bits.
 """
 

@@ -15,7 +15,7 @@ Axes: as in quire.kernels.mla_attention.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,18 +39,7 @@ MIN_CHUNK_TOKENS = 2048
 
 
 def outputs(
-    q: Tensor,
-    q_rope: Tensor,
-    latents: Tensor,
-    up: Tensor,
-    cache: Tensor,
-    tables: Tensor,
-    q_starts: Tensor,
-    contexts: Tensor,
-    scale: float,
-    rows: Tensor | None = None,
-    decodes: int = 0,
-    past: int | None = None,
+    q: Tensor, q_rope: Tensor, latents: Tensor, up: Tensor, cache: Tensor, *_: Any, **__: Any
 ) -> Tensor:
     """[T, H * V]. The latent's sizes must be powers of two, all of one dtype."""
     latent, rotated = up.shape[2], q_rope.shape[2]

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -99,6 +100,34 @@ def _decode(
             tl.store(weight_ptr + at, best + tl.log2(total), mask=h < H)
 
 
+@triton.jit
+def merge_splits(part_ptr, weight_ptr, contexts_ptr, s, h, c, splits, H: tl.constexpr,
+                 L: tl.constexpr, BN: tl.constexpr, MOST: tl.constexpr, LEAST: tl.constexpr,
+                 BX: tl.constexpr):  # fmt: skip
+    """(mean of channels c over the parts of a head, divisor, largest score): BX parts at a time.
+
+    Each part counts by its share of the whole softmax.
+    """
+    context = tl.load(contexts_ptr + s)
+    share = tl.cdiv(tl.maximum(tl.cdiv(context, splits), LEAST), BN) * BN
+    parts = tl.cdiv(context, share)
+    at = s * splits * H + h
+    every = tl.arange(0, MOST)
+    weights = tl.load(weight_ptr + at + every * H, mask=every < parts, other=float("-inf"))
+    highest = tl.maximum(tl.max(weights, 0), -1e30)
+    total = tl.sum(tl.exp2(weights - highest), 0)
+    acc = tl.zeros(c.shape, tl.float32)
+    for low in range(0, parts, BX):
+        x = low + tl.arange(0, BX)
+        there = x < parts
+        weight = tl.load(weight_ptr + at + x * H, mask=there, other=float("-inf"))
+        some = tl.load(
+            part_ptr + (at + x[:, None] * H) * L + c[None, :], mask=there[:, None], other=0.0
+        )
+        acc += tl.sum(tl.exp2(weight - highest)[:, None] * some, 0)
+    return acc / tl.where(total > 0, total, 1.0), total, highest
+
+
 @kernel("splits")
 def _merge(
     part_ptr,
@@ -117,25 +146,10 @@ def _merge(
     """Sum the parts of one head, each by its share of the whole softmax."""
     s = tl.program_id(1).to(tl.int64)
     h = tl.program_id(0)
-    context = tl.load(contexts_ptr + s)
-    share = tl.cdiv(tl.maximum(tl.cdiv(context, splits), LEAST), BN) * BN
-    parts = tl.cdiv(context, share)
-    at = s * splits * H + h
-    every = tl.arange(0, MOST)
-    weights = tl.load(weight_ptr + at + every * H, mask=every < parts, other=float("-inf"))
-    highest = tl.maximum(tl.max(weights, 0), -1e30)
-    total = tl.sum(tl.exp2(weights - highest), 0)
     c = tl.program_id(2) * BL + tl.arange(0, BL)
-    acc = tl.zeros([BL], tl.float32)
-    for low in range(0, parts, BX):
-        x = low + tl.arange(0, BX)
-        there = x < parts
-        weight = tl.load(weight_ptr + at + x * H, mask=there, other=float("-inf"))
-        some = tl.load(
-            part_ptr + (at + x[:, None] * H) * L + c[None, :], mask=there[:, None], other=0.0
-        )
-        acc += tl.sum(tl.exp2(weight - highest)[:, None] * some, 0)
-    acc = acc / tl.where(total > 0, total, 1.0)
+    acc, _, _ = merge_splits(
+        part_ptr, weight_ptr, contexts_ptr, s, h, c, splits, H, L, BN, MOST, LEAST, BX
+    )
     tl.store(out_ptr + (s * H + h) * L + c, acc.to(out_ptr.dtype.element_ty))
 
 
@@ -164,24 +178,9 @@ def _merge_from_latent(
     c = tl.arange(0, L)
     w_at = up_ptr + h * UP_HEAD + v[:, None] * L + c[None, :]
     w = tl.load(w_at, mask=v[:, None] < V, other=0.0)
-    context = tl.load(contexts_ptr + s)
-    share = tl.cdiv(tl.maximum(tl.cdiv(context, splits), LEAST), BN) * BN
-    parts = tl.cdiv(context, share)
-    at = s * splits * H + h
-    every = tl.arange(0, MOST)
-    weights = tl.load(weight_ptr + at + every * H, mask=every < parts, other=float("-inf"))
-    highest = tl.maximum(tl.max(weights, 0), -1e30)
-    total = tl.sum(tl.exp2(weights - highest), 0)
-    acc = tl.zeros([L], tl.float32)
-    for low in range(0, parts, BX):
-        x = low + tl.arange(0, BX)
-        there = x < parts
-        weight = tl.load(weight_ptr + at + x * H, mask=there, other=float("-inf"))
-        some = tl.load(
-            part_ptr + (at + x[:, None] * H) * L + c[None, :], mask=there[:, None], other=0.0
-        )
-        acc += tl.sum(tl.exp2(weight - highest)[:, None] * some, 0)
-    acc = acc / tl.where(total > 0, total, 1.0)
+    acc, _, _ = merge_splits(
+        part_ptr, weight_ptr, contexts_ptr, s, h, c, splits, H, L, BN, MOST, LEAST, BX
+    )
     mixed = acc.to(out_ptr.dtype.element_ty).to(tl.float32)  # as rounded by a store in between
     y = tl.sum(w.to(tl.float32) * mixed[None, :], 1)
     tl.store(out_ptr + (s * H + h) * V + v, y.to(out_ptr.dtype.element_ty), mask=v < V)

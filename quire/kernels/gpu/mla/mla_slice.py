@@ -12,7 +12,12 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.gpu.mla.mla_decode import MAX_SPLITS, MIN_SPLIT_LATENTS, attend_splits
+from quire.kernels.gpu.mla.mla_decode import (
+    MAX_SPLITS,
+    MIN_SPLIT_LATENTS,
+    attend_splits,
+    merge_splits,
+)
 from quire.kernels.gpu.runtime.fast_launch import kernel
 
 
@@ -34,28 +39,13 @@ def merge_slice_kernel(
     """Sum the parts of one head, each by its share of all."""
     s = tl.program_id(1).to(tl.int64)
     h = tl.program_id(0)
-    context = tl.load(contexts_ptr + s)
-    share = tl.cdiv(tl.maximum(tl.cdiv(context, splits), LEAST), BN) * BN
-    parts = tl.cdiv(context, share)
-    at = s * splits * H + h
-    every = tl.arange(0, MOST)
-    weights = tl.load(weight_ptr + at + every * H, mask=every < parts, other=float("-inf"))
-    highest = tl.maximum(tl.max(weights, 0), -1e30)
-    total = tl.sum(tl.exp2(weights - highest), 0)
     c = tl.program_id(2) * BL + tl.arange(0, BL)
-    acc = tl.zeros([BL], tl.float32)
-    for low in range(0, parts, BX):
-        x = low + tl.arange(0, BX)
-        there = x < parts
-        weight = tl.load(weight_ptr + at + x * H, mask=there, other=float("-inf"))
-        some = tl.load(
-            part_ptr + (at + x[:, None] * H) * L + c[None, :], mask=there[:, None], other=0.0
-        )
-        acc += tl.sum(tl.exp2(weight - highest)[:, None] * some, 0)
-    safe = tl.where(total > 0, total, 1.0)
+    acc, total, highest = merge_splits(
+        part_ptr, weight_ptr, contexts_ptr, s, h, c, splits, H, L, BN, MOST, LEAST, BX
+    )
     where = (h * tl.num_programs(1) + s) * (L + 1)
-    tl.store(out_ptr + where + c, acc / safe)
-    tl.store(out_ptr + where + L, tl.where(total > 0, highest + tl.log2(safe), -1e30))
+    tl.store(out_ptr + where + c, acc)
+    tl.store(out_ptr + where + L, tl.where(total > 0, highest + tl.log2(total), -1e30))
 
 
 def outputs(

@@ -82,7 +82,7 @@ def _find_tile(tile_ptr, turn, N_TILES: gl.constexpr):
 
 @gluon.jit
 def _gate(gate, up, KIND: gl.constexpr, ALPHA: gl.constexpr, LIMIT: gl.constexpr):
-    """As quire.kernels.moe_experts.Gate defines it, for the kinds that `takes` accepts."""
+    """As quire.kernels.moe_experts.ExpertActivation defines it, for the kinds of supports()."""
     if KIND == "clamped":
         gate = gl.minimum(gate, LIMIT)
         up = gl.minimum(gl.maximum(up, -LIMIT), LIMIT)

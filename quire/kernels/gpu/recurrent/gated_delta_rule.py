@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -23,6 +22,7 @@ from quire.kernels.gpu.recurrent.step_tokens import (
     TILE,
     find_tokens,
     has_chains,
+    load_token,
     row_tensors,
     sigmoid,
     softplus,
@@ -32,11 +32,6 @@ from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.int_math import cdiv, next_power_of_2
 from quire.kernels.gpu.runtime.pdl import PDL_ENABLED, launch_dependents, wait_for_previous_kernel
 from quire.kernels.state_rows import StateRows
-
-
-@triton.jit
-def _load(ptr, t, end, T: tl.constexpr, first, i, live):
-    return tl.load(ptr + t * T + first + i, live & (t < end), 0.0)
 
 
 @kernel("decodes", "padding", "eps")
@@ -97,17 +92,17 @@ def _gated_delta_rule(
     live = (i < K)[:, None] & (j < V)[None, :]
     state = tl.load(own + source * (H * K * V), live, 0.0)
     key = h // EACH * K
-    k = _load(k_ptr, start, end, K_T, key, i, i < K)
-    q = _load(q_ptr, start, end, Q_T, key, i, i < K)
-    v = _load(v_ptr, start, end, V_T, h * V, j, j < V)
-    a = _load(a_ptr, start, end, A_T, h, 0, True)
-    b = _load(b_ptr, start, end, B_T, h, 0, True)
+    k = load_token(k_ptr, start, end, K_T, key, i, i < K)
+    q = load_token(q_ptr, start, end, Q_T, key, i, i < K)
+    v = load_token(v_ptr, start, end, V_T, h * V, j, j < V)
+    a = load_token(a_ptr, start, end, A_T, h, 0, True)
+    b = load_token(b_ptr, start, end, B_T, h, 0, True)
     for t in range(start, end):
-        next_k = _load(k_ptr, t + 1, end, K_T, key, i, i < K)  # while this token is computed
-        next_q = _load(q_ptr, t + 1, end, Q_T, key, i, i < K)
-        next_v = _load(v_ptr, t + 1, end, V_T, h * V, j, j < V)
-        next_a = _load(a_ptr, t + 1, end, A_T, h, 0, True)
-        next_b = _load(b_ptr, t + 1, end, B_T, h, 0, True)
+        next_k = load_token(k_ptr, t + 1, end, K_T, key, i, i < K)  # while this token is computed
+        next_q = load_token(q_ptr, t + 1, end, Q_T, key, i, i < K)
+        next_v = load_token(v_ptr, t + 1, end, V_T, h * V, j, j < V)
+        next_a = load_token(a_ptr, t + 1, end, A_T, h, 0, True)
+        next_b = load_token(b_ptr, t + 1, end, B_T, h, 0, True)
         decay = tl.exp(rate * softplus(a.to(tl.float32) + bias))
         beta = sigmoid(b.to(tl.float32)).to(b_ptr.dtype.element_ty).to(tl.float32)
         wide_k, wide_q = k.to(tl.float32), q.to(tl.float32)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -13,6 +12,7 @@ from quire.kernels.gpu.recurrent.step_tokens import (
     TILE,
     find_tokens,
     has_chains,
+    load_token,
     row_tensors,
     sigmoid,
     softplus,
@@ -22,11 +22,6 @@ from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.int_math import cdiv, next_power_of_2
 from quire.kernels.gpu.runtime.pdl import PDL_ENABLED, launch_dependents, wait_for_previous_kernel
 from quire.kernels.state_rows import StateRows
-
-
-@triton.jit
-def _load(ptr, t, end, T: tl.constexpr, i, live):
-    return tl.load(ptr + t * T + i, live & (t < end), 0.0)
 
 
 @kernel("decodes", "padding")
@@ -79,17 +74,17 @@ def _selective_scan(
     rate = -tl.exp(tl.load(a_log_ptr + at, live, 0.0).to(tl.float32))
     skip = tl.load(d_ptr + i, i < C, 0.0).to(tl.float32)
     state = tl.load(state_ptr + source * (C * N) + at, live, 0.0)
-    x = _load(x_ptr, start, end, X_T, i, i < C)
-    dt = _load(dt_ptr, start, end, DT_T, i, i < C)
-    z = _load(z_ptr, start, end, Z_T, i, i < C)
-    b = _load(b_ptr, start, end, B_T, j, j < N)
-    c = _load(c_ptr, start, end, C_T, j, j < N)
+    x = load_token(x_ptr, start, end, X_T, 0, i, i < C)
+    dt = load_token(dt_ptr, start, end, DT_T, 0, i, i < C)
+    z = load_token(z_ptr, start, end, Z_T, 0, i, i < C)
+    b = load_token(b_ptr, start, end, B_T, 0, j, j < N)
+    c = load_token(c_ptr, start, end, C_T, 0, j, j < N)
     for t in range(start, end):
-        next_x = _load(x_ptr, t + 1, end, X_T, i, i < C)  # while this token is computed
-        next_dt = _load(dt_ptr, t + 1, end, DT_T, i, i < C)
-        next_z = _load(z_ptr, t + 1, end, Z_T, i, i < C)
-        next_b = _load(b_ptr, t + 1, end, B_T, j, j < N)
-        next_c = _load(c_ptr, t + 1, end, C_T, j, j < N)
+        next_x = load_token(x_ptr, t + 1, end, X_T, 0, i, i < C)  # while this token is computed
+        next_dt = load_token(dt_ptr, t + 1, end, DT_T, 0, i, i < C)
+        next_z = load_token(z_ptr, t + 1, end, Z_T, 0, i, i < C)
+        next_b = load_token(b_ptr, t + 1, end, B_T, 0, j, j < N)
+        next_c = load_token(c_ptr, t + 1, end, C_T, 0, j, j < N)
         step = softplus(dt.to(tl.float32))
         wide, gate = x.to(tl.float32), z.to(tl.float32)
         added = (step * wide)[:, None] * b.to(tl.float32)[None, :]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -15,6 +14,7 @@ from quire.kernels.gpu.recurrent.step_tokens import (
     TILE,
     find_tokens,
     has_chains,
+    load_token,
     row_tensors,
     softplus,
     takes,
@@ -23,11 +23,6 @@ from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.int_math import cdiv, next_power_of_2
 from quire.kernels.gpu.runtime.pdl import PDL_ENABLED, launch_dependents, wait_for_previous_kernel
 from quire.kernels.state_rows import StateRows
-
-
-@triton.jit
-def _load(ptr, t, end, T: tl.constexpr, first, i, live):
-    return tl.load(ptr + t * T + first + i, live & (t < end), 0.0)
 
 
 @kernel("decodes", "padding", "lowest", "highest")
@@ -89,15 +84,15 @@ def _ssd_scan(
     live = (i < P)[:, None] & (j < N)[None, :]
     state = tl.load(own + source * (H * P * N), live, 0.0)
     group = h // EACH * N
-    x = _load(x_ptr, start, end, X_T, h * P, i, i < P)
-    dt = _load(dt_ptr, start, end, DT_T, h, 0, True)
-    b = _load(b_ptr, start, end, B_T, group, j, j < N)
-    c = _load(c_ptr, start, end, C_T, group, j, j < N)
+    x = load_token(x_ptr, start, end, X_T, h * P, i, i < P)
+    dt = load_token(dt_ptr, start, end, DT_T, h, 0, True)
+    b = load_token(b_ptr, start, end, B_T, group, j, j < N)
+    c = load_token(c_ptr, start, end, C_T, group, j, j < N)
     for t in range(start, end):
-        next_x = _load(x_ptr, t + 1, end, X_T, h * P, i, i < P)  # while this token is computed
-        next_dt = _load(dt_ptr, t + 1, end, DT_T, h, 0, True)
-        next_b = _load(b_ptr, t + 1, end, B_T, group, j, j < N)
-        next_c = _load(c_ptr, t + 1, end, C_T, group, j, j < N)
+        next_x = load_token(x_ptr, t + 1, end, X_T, h * P, i, i < P)  # while this token is computed
+        next_dt = load_token(dt_ptr, t + 1, end, DT_T, h, 0, True)
+        next_b = load_token(b_ptr, t + 1, end, B_T, group, j, j < N)
+        next_c = load_token(c_ptr, t + 1, end, C_T, group, j, j < N)
         step = softplus(dt.to(tl.float32) + bias)
         step = tl.minimum(tl.maximum(step, lowest), highest)
         wide = x.to(tl.float32)

@@ -50,6 +50,12 @@ def _continues(sources_ptr, rows_ptr, s, decodes, padding):
 
 
 @triton.jit
+def load_token(ptr, t, end, T: tl.constexpr, first, i, live):
+    """Numbers first + i of token t, in rows T apart; 0 where not live, and from `end` on."""
+    return tl.load(ptr + t * T + first + i, live & (t < end), 0.0)
+
+
+@triton.jit
 def softplus(x):
     """log(1 + e**x), by log(1 + u) = 2 artanh(u / (2 + u)): exact for tiny u as well."""
     u = tl.exp(-tl.abs(x))

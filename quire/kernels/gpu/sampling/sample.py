@@ -12,6 +12,8 @@ at once.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -541,14 +543,7 @@ _SHIFTS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
 """Low bits that are zero in float32 of each dtype."""
 
 
-def outputs(
-    logits: Tensor,
-    slots: Tensor,
-    outputs: Tensor,
-    table: Tensor,
-    scaled: bool = False,
-    counts: Tensor | None = None,
-) -> SampledTokens:
+def outputs(logits: Tensor, *_: Any, **__: Any) -> SampledTokens:
     if not supports(logits):
         return NotImplemented
     ids, last = torch.empty((2, len(logits)), dtype=torch.int32, device=logits.device)
