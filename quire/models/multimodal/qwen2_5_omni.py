@@ -16,8 +16,9 @@ from torch import Tensor
 from quire.models._whisper_encoder import ZERO_BIAS, EncoderSizes
 from quire.models.multimodal import qwen2_5_vl
 from quire.models.multimodal._base import EncoderInput, Hf, MediaEncoder, Weights, field_of
-from quire.models.multimodal._omni_audio import MOST_POSITIONS, OmniAudioTower
-from quire.models.multimodal._qwen_vision import MERGER_2_PATHS
+from quire.models.multimodal._omni3_audio import ChunkedAudioTower
+from quire.models.multimodal._omni_audio import OmniAudioTower
+from quire.models.multimodal._qwen_vision import MERGER_2_PATHS, VisionTower
 from quire.models.multimodal.qwen2_audio import AUDIO
 
 
@@ -46,7 +47,7 @@ class Encoder(MediaEncoder):
         zero_bias=ZERO_BIAS,
     )
 
-    def __init__(self, vision: qwen2_5_vl.Encoder, audio: OmniAudioTower) -> None:
+    def __init__(self, vision: VisionTower, audio: OmniAudioTower | ChunkedAudioTower) -> None:
         super().__init__()
         self.vision, self.audio, self.width = vision, audio, vision.width
 
@@ -60,7 +61,7 @@ class Encoder(MediaEncoder):
         return cls(vision, OmniAudioTower(EncoderSizes.from_hf(audio), window, vision.width))
 
     def max_rows(self, modality: str) -> int:
-        return MOST_POSITIONS if modality == "audio" else self.vision.max_rows(modality)
+        return self.audio.max_rows if modality == "audio" else self.vision.max_rows(modality)
 
     def encode(self, items: Sequence[EncoderInput]) -> list[Tensor]:
         self.vision.graphs = self.graphs
@@ -68,10 +69,14 @@ class Encoder(MediaEncoder):
         seen = [i for i, one in enumerate(items) if one.modality != "audio"]
         found: dict[int, Tensor] = {}
         if heard:
-            found |= zip(heard, self.audio.encode([items[i] for i in heard]), strict=True)
+            found |= zip(heard, self.hear([items[i] for i in heard]), strict=True)
         if seen:
             found |= zip(seen, self.vision.encode([items[i] for i in seen]), strict=True)
         return [found[i] for i in range(len(items))]
+
+    def hear(self, items: Sequence[EncoderInput]) -> list[Tensor]:
+        """Rows of recordings."""
+        return self.audio.encode(items)
 
     def graph_sizes(self) -> Sequence[int]:
         return self.vision.graph_sizes()
