@@ -393,6 +393,8 @@ WRAPPERS: dict[str, str] = {
     "voxtral": "llama",
 }
 """Multimodal model -> type of its text half, which is what is served, if its config states none."""
+ENCODED_HALVES = frozenset({"gemma3n_text"})
+"""Text halves that run through transformers, and take rows of a media encoder there."""
 HUB_WRAPPERS = frozenset(
     (
         *("chatglm", "deepseek_vl_v2", "h2ovl_chat", "internvl_chat", "kimi_vl", "molmo", "NVLM_D"),
@@ -524,7 +526,8 @@ def _row(model_type: str, native: Sequence[str] | set[str]) -> Architecture:
     if model_type in WRAPPERS:
         half = _row(WRAPPERS[model_type], native)
         file = re.sub(r"\W", "_", model_type).lower()
-        encodes = half.served == "native" and file in PluginRegistry(MEDIA).names()
+        encodes = half.served == "native" or WRAPPERS[model_type] in ENCODED_HALVES
+        encodes = encodes and file in PluginRegistry(MEDIA).names()
         note = "text and media" if encodes else half.note or "as text"
         note += ", from its description" if model_type in HUB_WRAPPERS else ""
         return Architecture(name, model_type, half.served, note)

@@ -582,7 +582,7 @@ def _mlp(hf: Json) -> int:
     )
     found = next((hf[key] for key in keys if hf.get(key)), None)
     found = found or hf.get("expansion_ratio", 4) * _int(hf, *HIDDEN_KEYS)
-    return recurrent_layers.mlp_width(hf, int(found))
+    return recurrent_layers.mlp_width(hf, max(found) if isinstance(found, list) else int(found))
 
 
 def _dtype(given: object) -> str | None:

@@ -14,7 +14,13 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from quire.config.architectures import ALIASES, CLASSES, WRAPPERS, ModelAlias
+from quire.config.architectures import (
+    ALIASES,
+    CLASSES,
+    ENCODED_HALVES,
+    WRAPPERS,
+    ModelAlias,
+)
 from quire.config.conventions import conventions_of, with_usual_names
 from quire.errors import ConfigError
 from quire.registry import PluginRegistry
@@ -98,7 +104,8 @@ def media_family(hf: Json) -> str | None:
 
     hf: of resolve_identity(). None: it is no wrapper, or there is no file for it or its text half.
     """
-    if hf.get("model_type") not in PluginRegistry("quire.models").names():
+    half = hf.get("model_type")
+    if half not in ENCODED_HALVES and half not in PluginRegistry("quire.models").names():
         return None
     name = re.sub(r"\W", "_", str(hf.get("wrapper_type", ""))).lower()
     return name if name in PluginRegistry("quire.models.multimodal").names() else None

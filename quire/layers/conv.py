@@ -51,15 +51,25 @@ class Conv2d(ParamModule):
     """Convolves a map. groups: as many as inputs for a kernel of each channel."""
 
     weight: Tensor
-    bias: Tensor
+    bias: Tensor | None
 
     def __init__(
-        self, inputs: int, outputs: int, kernel: int, stride: int, padding: int, groups: int = 1
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: int,
+        stride: int,
+        padding: int,
+        groups: int = 1,
+        *,
+        bias: bool = True,
     ) -> None:
         super().__init__()
         self.shape = (outputs, inputs // groups, kernel, kernel)
         self.stride, self.padding, self.groups = stride, padding, groups
-        self.declare("weight", "bias")
+        if not bias:
+            self.bias = None
+        self.declare("weight", *(["bias"] if bias else []))
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, R, C, E] -> [N, R', C', E']."""
@@ -77,7 +87,7 @@ class Conv2d(ParamModule):
         convolves float32 in TF32."""
         kernel = self.shape[2:]
         parts = F.unfold(x, kernel, padding=self.padding, stride=self.stride)  # [N, E k k, n]
-        y = torch.matmul(parts.transpose(1, 2), self.weight.flatten(1).T) + self.bias
+        y = F.linear(parts.transpose(1, 2), self.weight.flatten(1), self.bias)
         rows = (x.shape[2] + 2 * self.padding - kernel[0]) // self.stride + 1
         return y.view(len(x), rows, -1, self.shape[0])
 

@@ -52,6 +52,10 @@ def test_the_names_of_several_families_are_read():
     assert m.layers[0].kv_heads == 4
 
 
+def test_widths_of_each_layer_count_as_the_widest():
+    assert facts(intermediate_size=[96, 128, 128, 96]).mlp == 128
+
+
 def test_windows_follow_each_family():
     assert windows() == [None] * 4
     assert windows(sliding_window=8, model_type="mistral") == [8] * 4
