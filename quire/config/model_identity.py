@@ -80,7 +80,8 @@ _TOWER = re.compile(
     r"(?:model\.|thinker\.|transformer\.)?(?!text_)[^.]*"
     r"(?:vision|visual|image|video|audio|speech|projector|projection|connector|aligner"
     r"|patch_merger|whisper|resampler|perceiver|qformer|query_tokens|sep[ae]rator"
-    r"|embed_tokens_extend|\bmlp1\b|\bvpm\b|\bapm\b|\btts\b|\btalker\b|\btoken2wav\b|\bcode2wav\b)"
+    r"|embed_tokens_extend|\bmlp1\b|\bmerger\b|\bvpm\b|\bapm\b|\btts\b|\btalker\b|\btoken2wav\b"
+    r"|\bcode2wav\b)"
 )
 
 

@@ -160,9 +160,14 @@ class TowerModel(nn.Module):
         return BaseModelOutputWithPooling(last_hidden_state=self.timm_model(pixel_values))
 
 
+def tiny_layout():
+    """The released architecture is a tiny one meanwhile."""
+    return mock.patch.dict(tower.LAYOUTS, {NAME: LAYOUT})
+
+
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
-    with mock.patch.dict(tower.LAYOUTS, {NAME: LAYOUT}):
+    with tiny_layout():
         yield made(tmp_path_factory.mktemp("gemma3n"))
 
 
@@ -223,13 +228,25 @@ MIXES = [((), ()), ((0,), ()), ((1, 2), ()), ((), (1,)), ((0,), (3,)), ((2, 0), 
 up the shorter ones, which changes their last rows a little."""
 
 
-def asked(pair, images, audios):
-    """A prompt, and what transformers' processor makes of it."""
+def prompt_of(images, audios):
+    """A prompt for an engine; images and audios: indexes."""
     words = ["w3 w4 <image_soft_token> w5"] * len(images) + ["w6 <audio_soft_token>"] * len(audios)
+    data = {
+        "image": [IMAGES[i] for i in images],
+        "audio": [(AUDIOS[i], RATE) for i in audios],
+    }
+    data = {key: one for key, one in data.items() if one}
     text = " ".join(["<s>", *words, "w40 w41"])
+    return {"prompt": text} | ({"multi_modal_data": data} if data else {})
+
+
+def asked(pair, images, audios):
+    """What transformers' processor makes of a prompt."""
+    text = prompt_of(images, audios)["prompt"]
+    images, audios = [IMAGES[i] for i in images], [AUDIOS[i] for i in audios]
     given = {"images": [list(images)]} if images else {}
     given |= {"audio": list(audios)} if audios else {}
-    return text, pair.processor(text=[text], return_tensors="pt", **given)
+    return pair.processor(text=[text], return_tensors="pt", **given)
 
 
 def test_answers_are_those_of_transformers(pair):
@@ -243,8 +260,7 @@ def test_answers_are_those_of_transformers(pair):
     )  # fmt: skip
     prompts, wants = [], []
     for images, audios in MIXES:
-        seen, heard = [IMAGES[i] for i in images], [AUDIOS[i] for i in audios]
-        text, inputs = asked(pair, seen, heard)
+        inputs = asked(pair, images, audios)
         with torch.inference_mode():
             found = pair.theirs.generate(
                 **inputs, max_new_tokens=STEPS, do_sample=False, output_logits=True,
@@ -253,9 +269,7 @@ def test_answers_are_those_of_transformers(pair):
         ids = found.sequences[0, -STEPS:]
         best = torch.cat(found.logits).log_softmax(-1).gather(1, ids[:, None])[:, 0].tolist()
         wants.append((inputs["input_ids"][0].tolist(), ids.tolist(), best))
-        data = {"image": seen, "audio": [(one, RATE) for one in heard]}
-        data = {key: one for key, one in data.items() if one}
-        prompts.append({"prompt": text} | ({"multi_modal_data": data} if data else {}))
+        prompts.append(prompt_of(images, audios))
     assert len({tuple(ids) for _, ids, _ in wants}) > 3
     for _ in range(2):  # the second time from the prefix cache
         outputs = llm.generate(prompts, sampling, use_tqdm=False)
