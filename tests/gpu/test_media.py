@@ -122,7 +122,7 @@ def gemma3n_prompts(folder):
 
 
 def minicpmv_prompts(folder):
-    test_minicpmv.made(folder, "16x")
+    test_minicpmv.made(folder, "4_7", "16x")
     return [test_minicpmv.prompt_of(*mix) for mix in test_minicpmv.MIXES]
 
 

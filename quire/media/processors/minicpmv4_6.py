@@ -62,6 +62,9 @@ class Processor(MediaProcessor):
         "use_image_id": KwargRange(bool),
     }
 
+    numbered: ClassVar[tuple[Modality, ...]] = ("image", "video")
+    """Modalities whose items have their number before them."""
+
     def __init__(self, files: ProcessorFiles) -> None:
         super().__init__(files)
         self.settings = {one: _settings(files, one) for one in self.modalities}
@@ -100,9 +103,9 @@ class Processor(MediaProcessor):
             grid = slice_grid(tall, wide, int(settings["max_slice_nums"]), area)
         whole = fitting_size(tall, wide, area, unit, grows=grid is None)
         tile = None if grid is None else tile_size(tall, wide, grid, area, unit)
-        shapes = (whole,) if tile is None else (whole, tile)
-        rows = tuple(height * width // unit**2 for height, width in shapes)
-        count = rows[0] + (0 if grid is None else rows[1] * math.prod(grid))
+        sides = (whole,) if tile is None else (whole, tile)
+        shapes = tuple((height // unit, width // unit) for height, width in sides)
+        count = math.prod(shapes[0]) + (0 if grid is None else math.prod((*shapes[1], *grid)))
         if count * len(frames) > MAX_ROWS[modality]:
             raise RequestError(
                 f"the {modality} has {len(frames)} frames of {count} tokens; the product must be "
@@ -124,7 +127,7 @@ class Processor(MediaProcessor):
                 all_tiles.append(np.stack([nested_patches(t, patch, levels) for t in tiles]))
             tensors.append(to_tensor("tiles", np.stack(all_tiles)))
             tensors.append(to_tensor("tile_places", self._places(*tile, patch, levels)))
-        sizes = {"grid": grid or (0, 0), "rows": rows, "frames": len(frames)}
+        sizes = {"grid": grid or (0, 0), "shapes": shapes, "frames": len(frames)}
         sizes["marked"] = int(bool(settings["use_image_id"]))
         return ProcessedMedia(modality, tuple(tensors), sizes)
 
@@ -133,7 +136,8 @@ class Processor(MediaProcessor):
         image, slice_ = (
             (self._token(f"<{name}>"), self._token(f"</{name}>")) for name in ("image", "slice")
         )
-        (tall, wide), (whole, *tile) = media.sizes["grid"], media.sizes["rows"]
+        tall, wide = media.sizes["grid"]
+        whole, *tile = (math.prod(shape) for shape in media.sizes["shapes"])
         ids: list[int] = []
         runs = []
 
@@ -142,7 +146,7 @@ class Processor(MediaProcessor):
             runs.append((len(ids), rows))
             ids.extend((*[pad] * rows, around[1]))
 
-        if media.sizes["marked"]:
+        if media.sizes["marked"] and media.modality in self.numbered:
             ids += self.files.tokenize(f"<image_id>{index - 1}</image_id>")
         line_break = self.files.tokenize("\n") if tall > 1 else ()
         for _ in range(media.sizes["frames"]):

@@ -1,4 +1,4 @@
-"""Images and videos of MiniCPM-V 4.6: tokens, rows and answers are those of transformers."""
+"""Images and videos of MiniCPM-V 4.6 and 4.7: tokens, rows and answers are those of transformers."""
 
 import json
 
@@ -9,7 +9,14 @@ import torch
 from quire import LLM, SamplingParams
 from quire.errors import ConfigError, RequestError
 from quire.kernels.framework import lazy_fusion
-from quire.media.processor import DecodedImage, DecodedVideo, ProcessorFiles
+from quire.media.processor import (
+    DecodedImage,
+    DecodedVideo,
+    ExpandedItem,
+    ProcessedMedia,
+    ProcessorFiles,
+)
+from quire.media.processors import minicpmv4_7
 from quire.media.processors.minicpmv4_6 import (
     Processor,
     fitting_size,
@@ -18,13 +25,14 @@ from quire.media.processors.minicpmv4_6 import (
     slice_grid,
     tile_size,
 )
+from tests import tiers
 from tests.cpu.models.peers import scale_weights
 from tests.cpu.multimodal.families import Pair, image, tokenizer_of, with_pil
 from tests.cpu.multimodal.qwen_models import DELTA_NET, TEXT, video_of
 
 pytestmark = [
     pytest.mark.slow("imports transformers, and makes models of it"),
-    pytest.mark.sampled(2),
+    pytest.mark.sampled(3),
 ]
 
 STEPS = 6
@@ -34,6 +42,10 @@ NAMES = {
     "image_id_start_token": "<image_id>", "image_id_end_token": "</image_id>",
 }  # fmt: skip
 TOKENS = {name: 160 + i for i, name in enumerate(NAMES.values())} | {"0": 170, "1": 171, "2": 172}
+MARKS = {
+    "image_start_id": 162, "image_end_id": 163, "slice_start_id": 164, "slice_end_id": 165,
+    "newline_id": 101,
+}  # fmt: skip
 VISION = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
     "image_size": 112, "patch_size": 14,
@@ -47,22 +59,22 @@ MIXES = [((), False), ((0,), False), ((2, 1), False), ((), True), ((3,), True)]
 """Images of a prompt, and whether it has the video."""
 
 
-@pytest.fixture(scope="module", params=["16x", "4x"])
+@pytest.fixture(scope="module", params=[("4_6", "16x"), ("4_6", "4x"), ("4_7", "16x")])
 def pair(request, tmp_path_factory):
-    return made(tmp_path_factory.mktemp(f"minicpmv{request.param}"), request.param)
+    return made(tmp_path_factory.mktemp("minicpmv"), *request.param)
 
 
-def made(folder, mode):
+def made(folder, version, mode):
     import transformers
 
     settings = SIZES | {"downsample_mode": mode}
     config = transformers.AutoConfig.for_model(
-        "minicpmv4_6", text_config=TEXT | DELTA_NET | {"model_type": "qwen3_5_text"},
+        f"minicpmv{version}", text_config=TEXT | DELTA_NET | {"model_type": "qwen3_5_text"},
         vision_config=VISION, image_token_id=160, video_token_id=161, downsample_mode=mode,
-        insert_layer_id=1,
+        insert_layer_id=1, **(MARKS if version == "4_7" else {}),
     )  # fmt: skip
     torch.manual_seed(5)
-    kind = transformers.MiniCPMV4_6ForConditionalGeneration
+    kind = getattr(transformers, f"MiniCPMV{version}ForConditionalGeneration")
     model = kind._from_config(config, attn_implementation="eager").eval()
     scale_weights(model, 2.0)
     model.generation_config.eos_token_id = None
@@ -78,7 +90,7 @@ def made(folder, mode):
     }
     for name, part in parts.items():
         (folder / name).write_text(json.dumps(part.to_dict(), default=str))
-    processor = transformers.MiniCPMV4_6Processor(*parts.values(), tokenizer)
+    processor = getattr(transformers, f"MiniCPMV{version}Processor")(*parts.values(), tokenizer)
     return Pair(model, processor, folder)
 
 
@@ -176,6 +188,57 @@ def test_places_are_those_of_transformers():
         assert (got - want).max() <= 1
 
 
+def drawn_prompt(own, rng):
+    """Token ids of a prompt with frames in many neighbourhoods, and its items at their places."""
+    ids, items, seen = [], [], {"image": 0, "video": 0}
+    for _ in range(rng.integers(1, 5)):
+        ids += [int(one) for one in rng.choice([5, 6, 101, 162, 165], rng.integers(0, 4))]
+        modality = str(rng.choice(["image", "video"]))
+        grid = (0, 0) if rng.random() < 0.4 else tuple(int(one) for one in rng.integers(1, 4, 2))
+        shapes = tuple(tuple(int(n) for n in rng.integers(1, 9, 2)) for _ in range(1 + any(grid)))
+        frames = 1 if modality == "image" else int(rng.integers(1, 4))
+        sizes = {"grid": grid, "shapes": shapes, "frames": frames, "marked": rng.random() < 0.5}
+        seen[modality] += 1
+        made = own.expand(ProcessedMedia(modality, (), sizes), seen[modality])
+        items.append(ExpandedItem(modality, len(ids), made, sizes))
+        ids += made.token_ids
+    return ids + [int(one) for one in rng.choice([5, 101], rng.integers(0, 4))], items
+
+
+def test_positions_of_a_canvas_are_those_of_transformers():
+    from transformers import AutoConfig
+    from transformers.models.minicpmv4_7.modeling_minicpmv4_7 import MiniCPMV4_7Model
+
+    theirs = object.__new__(MiniCPMV4_7Model)
+    theirs.__dict__["config"] = AutoConfig.for_model("minicpmv4_7", **MARKS)
+    tokenizer = tokenizer_of(TOKENS, **NAMES)
+    config = OWN | MARKS | {"image_token_id": 160, "video_token_id": 161}
+    files = ProcessorFiles(
+        config, encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
+        vocabulary=tokenizer.get_vocab().get,
+    )  # fmt: skip
+    own, rng = minicpmv4_7.Processor(files), np.random.default_rng(11)
+    for _ in range(tiers.amount(50, 3000)):
+        ids, items = drawn_prompt(own, rng)
+        kinds = np.zeros(len(ids), np.int64)
+        grids = {"image": [], "video": []}
+        for item in items:
+            tall, wide = item.sizes["grid"]
+            whole, *tile = item.sizes["shapes"]
+            each = [whole, *tile * (tall * wide)] * item.sizes["frames"]
+            grids[item.modality] += [(4 * h, 4 * w) for h, w in each]
+            for offset, count in item.expansion.runs:
+                at = item.start + offset
+                kinds[at : at + count] = 1 if item.modality == "image" else 2
+        sizes = {k: torch.tensor(one) if one else None for k, one in grids.items()}
+        want, delta = theirs.get_rope_index(
+            torch.tensor([ids]), torch.from_numpy(kinds)[None], sizes["image"], sizes["video"]
+        )
+        got, own_delta = own.rope(ids, items)
+        assert got.tolist() == want[:, 0].tolist()
+        assert own_delta == int(delta)
+
+
 def test_squares_have_their_squares_one_after_another():
     cells = np.arange(8 * 12).reshape(8, 12)
     assert nested(cells, 1)[0, 1].tolist() == [2, 3, 14, 15]
@@ -203,7 +266,7 @@ def test_items_and_files_that_are_refused():
     own = Processor(ProcessorFiles(OWN))
     image = own.process(DecodedImage(np.zeros((900, 900, 3), np.uint8)), {})
     assert image.sizes["grid"] == (2, 2)
-    assert image.sizes["rows"] == (64, 64)
+    assert image.sizes["shapes"] == ((8, 8), (8, 8))
     frames = np.broadcast_to(np.zeros((1, 32, 300, 3), np.uint8), (300, 32, 300, 3))
     with pytest.raises(RequestError, match="300 frames of"):
         own.process(DecodedVideo(frames, CLIP.info), {})
