@@ -32,6 +32,7 @@ from quire.config.memory.weight_facts import WeightFacts, count_media, count_ten
 from quire.config.mistral_format import PARAMS_FILE, config_of_params, read_params
 from quire.config.model_identity import (
     TEXT_SECTIONS,
+    encoder_tensors,
     hoist_text,
     is_tower_tensor,
     media_family,
@@ -545,8 +546,7 @@ def count_weights_in_headers(
     found = count_tensors(loaded, tied=tied and head)
     if media_family(hf) is None:
         return found
-    towers = (one for name, one in headers.items() if is_tower_tensor(name))
-    return replace(found, media=count_media(towers))
+    return replace(found, media=count_media(encoder_tensors(headers)))
 
 
 def has_tied_embeddings(hf: Json) -> bool:

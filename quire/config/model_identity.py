@@ -11,8 +11,8 @@ its towers (vision, audio), and its tensors have prefixes. The text half is serv
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from quire.config.architectures import (
     ALIASES,
@@ -26,6 +26,7 @@ from quire.errors import ConfigError
 from quire.registry import PluginRegistry
 
 Json = Mapping[str, Any]
+T = TypeVar("T")
 
 TEXT_SECTIONS = ("text_config", "llm_config", "language_config", "thinker_config")
 """Names of the section that holds the text half."""
@@ -84,10 +85,20 @@ _TOWER = re.compile(
     r"|\bcode2wav\b)"
 )
 
+_SPEAKING = ("talker.", "token2wav.", "code2wav.")
+"""Prefixes of the tensors of Qwen-Omni's that make speech, which are not loaded."""
+
 
 def is_tower_tensor(name: str) -> bool:
     """Whether a wrapper's tensor belongs to a tower, or to what connects it to the text half."""
     return _TOWER.match(name) is not None
+
+
+def encoder_tensors(tensors: Mapping[str, T]) -> Iterator[T]:
+    """Yield what belongs to towers and to what connects them, without what makes speech."""
+    for name, one in tensors.items():
+        if is_tower_tensor(name) and not name.startswith(_SPEAKING):
+            yield one
 
 
 def wrapper_prefixes(own: Iterable[str]) -> tuple[str, ...]:

@@ -270,6 +270,23 @@ def test_an_engine_answers_as_transformers(pair, settings):
             assert abs(entry[token].logprob - want) < 1e-3, mix
 
 
+@pytest.mark.long("engines of several processes")
+@pytest.mark.parametrize("ranks", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
+def test_ranks_answer_as_transformers(pair, ranks):
+    if "pipeline_parallel_size" in ranks and pair[3].kind == "Qwen3OmniMoe":
+        pytest.skip("three layers, of which DeepStack needs two in the first stage")
+    llm = LLM(
+        str(pair[2]), dtype="float32", num_gpu_blocks_override=300, max_model_len=1024,
+        max_num_batched_tokens=64, **ranks,
+    )  # fmt: skip
+    params = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True)
+    answers = llm.generate([prompt_of(pair[3], mix) for mix in MIXES], params)
+    llm.llm_engine.engine.shutdown()
+    assert [list(one.outputs[0].token_ids) for one in answers] == [
+        expected(pair, mix)[0] for mix in MIXES
+    ]
+
+
 def test_a_whole_checkpoint_is_read_as_its_thinker(pair, tmp_path):
     from safetensors.torch import load_file, save_file
 
