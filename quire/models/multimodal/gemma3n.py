@@ -137,16 +137,18 @@ class Encoder(MediaEncoder):
     def encode_in_slices(
         self, items: Sequence[EncoderInput]
     ) -> Generator[None, None, list[Tensor]]:
-        """It stops between blocks of the tower of images; recordings are not divided."""
+        """It stops between blocks of the tower of images; recordings are encoded before, whole."""
         found: dict[int, Tensor] = {}
         seen = [i for i, one in enumerate(items) if one.modality != "audio"]
+        for i, one in enumerate(items):
+            if one.modality == "audio":
+                found[i] = self._hear(one.tensors["features"])
+        for _ in range(0 if seen else self.slices):
+            yield
         for at in range(0, len(seen), IMAGES_AT_ONCE):
             some = seen[at : at + IMAGES_AT_ONCE]
             rows = yield from self._see([items[i] for i in some])
             found |= zip(some, rows, strict=True)
-        for i, one in enumerate(items):
-            if i not in found:
-                found[i] = self._hear(one.tensors["features"])
         return [found[i] for i in range(len(items))]
 
     def _see(self, items: Sequence[EncoderInput]) -> Generator[None, None, list[Tensor]]:

@@ -6,14 +6,14 @@ come in the order of the windows, and windows in that of the rows: merging is a 
 
 Source: model_type "minicpmv4_6", https://huggingface.co/openbmb/MiniCPM-V-4_6; transformers
         modeling_minicpmv4_6.py
-Axes:   F frames (one of an image), S tiles of a frame beside the whole, P patches of all items, E
-        hidden size of the tower, n rows
+Axes:   F frames (one of an image), S tiles of a frame beside the whole, P patches of a part of the
+        tiles, E hidden size of the tower, n rows
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from typing import cast
+from collections.abc import Generator, Iterator, Sequence
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -37,6 +37,8 @@ from quire.sampling.h2d import to_device
 
 MAX_ROWS = {"image": 4096, "video": 16384}
 """Of an item; quire.media.processors.minicpmv4_6 makes no more."""
+PATCHES_AT_ONCE = 16384
+"""Of tiles that a layer reads together."""
 MERGED = 4
 """Patches, or windows of them, that become one."""
 USUAL = {
@@ -102,21 +104,37 @@ class MergedVit(nn.Module):
         self.vit_merger = WindowMerger(c)
         self.post_layernorm = LayerNorm(c.hidden, c.eps)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embeddings.position_embedding.weight.dtype
+
     def in_slices(
-        self, patches: Tensor, places: Tensor, lengths: Sequence[int]
-    ) -> Generator[None, None, Tensor]:
-        """States of all tiles: [P / 4, E], or [P, E] if windows are not merged. lengths: patches of
-        each tile. It stops behind each layer."""
-        x, res = self.embeddings(patches, places), None
-        packing = Packing.of(lengths, x.device)
+        self, parts: Sequence[tuple[Tensor, Tensor, Sequence[int]]]
+    ) -> Generator[None, None, list[Tensor]]:
+        """States of the tiles of each part: [P / 4, E], or [P, E] if windows are not merged.
+
+        parts: patches, places, and patches of each tile. A layer runs part by part, so that what is
+        between its matrices is in memory of one only. It stops behind each layer.
+        """
+        states: list[tuple[Tensor, Tensor | None]] = [
+            (self.embeddings(patches, places), None) for patches, places, _ in parts
+        ]
+        device = states[0][0].device
+        packings = [Packing.of(lengths, device) for *_, lengths in parts]
         layers = cast(nn.ModuleList, self.encoder["layers"])
         for i, layer in enumerate(layers):
-            x, res = layer(x, res, packing)
+            for j, (x, res) in enumerate(states):
+                y, added = layer(x, res, packings[j])
+                states[j] = (
+                    (y, added) if i != self.insert else (self.vit_merger(add(y, added)), None)
+                )
+                lazy_fusion.flush()
             if i == self.insert:
-                x, res = self.vit_merger(add(x, res)), None
-                packing = Packing.of([one // MERGED for one in lengths], x.device)
+                packings = [
+                    Packing.of([one // MERGED for one in lengths], device) for *_, lengths in parts
+                ]
             yield
-        return self.post_layernorm(x if res is None else add(x, res))
+        return [self.post_layernorm(x if res is None else add(x, res)) for x, res in states]
 
 
 class RowMLP(nn.Module):
@@ -142,6 +160,7 @@ class Encoder(MediaEncoder):
     and whole_places int32 [p]; and, if it is cut, tiles [F, S, q, ...] and tile_places [q]."""
 
     modalities: tuple[str, ...] = ("image", "video")
+    patches_per_row = 1  # that are in memory at once, of a large item
     weights = Weights(strip=("model.",), fuse={"qkv_proj": ("q_proj", "k_proj", "v_proj")})
 
     def __init__(self, hf: Hf) -> None:
@@ -159,7 +178,7 @@ class Encoder(MediaEncoder):
                 f"config.json: insert_layer_id is {insert}; the vision tower has {c.layers} layers"
             )
         merges = mode == "16x"
-        self.width, self.patches_per_row = text_hidden(hf), MERGED**2 if merges else MERGED
+        self.width, self.merged = text_hidden(hf), MERGED**2 if merges else MERGED
         self.vision_tower = MergedVit(c, insert if merges else None)
         self.merger = nn.ModuleDict({"mlp": nn.ModuleList([RowMLP(c.hidden, self.width)])})
 
@@ -181,34 +200,56 @@ class Encoder(MediaEncoder):
         self, items: Sequence[EncoderInput]
     ) -> Generator[None, None, list[Tensor]]:
         lazy_fusion.flush()
-        patches, places, lengths, counts = [], [], [], []
+        tiles, counts = [], []
         for one in items:
-            pixels, own_places, own = _tiles_of(one)
-            patches.append(self._normalized(pixels, one.tensors["scale_shift"]))
-            places.append(own_places)
-            lengths += own
-            counts.append(sum(own) // self.patches_per_row)
+            own = _tiles_of(one)
+            tiles += own
+            counts.append(sum(len(tile.places) for tile in own) // self.merged)
         states = yield from self.vision_tower.in_slices(
-            torch.cat(patches), torch.cat(places), lengths
+            [_joined(some, self.vision_tower.dtype) for some in _parts(tiles)]
         )
-        rows = cast(nn.ModuleList, self.merger["mlp"])[0](states)
+        mlp = cast(nn.ModuleList, self.merger["mlp"])[0]
+        rows = torch.cat([mlp(one) for one in states])
         lazy_fusion.flush()
         return list(rows.split(counts))
 
-    def _normalized(self, pixels: Tensor, scale_shift: Tensor) -> Tensor:
-        scale, shift = scale_shift.unsqueeze(-1)  # each [3, 1]
-        flat = pixels.view(len(pixels), len(scale), -1) * scale + shift
-        return flat.flatten(1).to(self.vision_tower.embeddings.position_embedding.weight.dtype)
+
+class Tile(NamedTuple):
+    pixels: Tensor  # uint8 [p, 3 * patch * patch]
+    places: Tensor  # int64 [p], in the table of positions
+    scale_shift: Tensor
 
 
-def _tiles_of(item: EncoderInput) -> tuple[Tensor, Tensor, list[int]]:
-    """(patches, their places, patches of each tile) of an item, frame by frame."""
-    whole, places = item.tensors["whole"], item.tensors["whole_places"]
-    frames, size, numbers = whole.shape
-    lengths = [size]
-    if (tiles := item.tensors.get("tiles")) is not None:
-        count, own = tiles.shape[1:3]
-        whole = torch.cat((whole, tiles.flatten(1, 2)), dim=1)
-        places = torch.cat((places, item.tensors["tile_places"].repeat(count)))
-        lengths += [own] * count
-    return whole.reshape(-1, numbers), places.repeat(frames).long(), lengths * frames
+def _tiles_of(item: EncoderInput) -> list[Tile]:
+    """Tiles of an item, frame by frame."""
+    factors = item.tensors["scale_shift"]
+    whole, places = item.tensors["whole"], item.tensors["whole_places"].long()
+    tiles, own = item.tensors.get("tiles"), item.tensors.get("tile_places")
+    found = []
+    for i, frame in enumerate(whole):
+        found.append(Tile(frame, places, factors))
+        if tiles is not None and own is not None:
+            found += [Tile(tile, own.long(), factors) for tile in tiles[i]]
+    return found
+
+
+def _parts(tiles: Sequence[Tile]) -> Iterator[Sequence[Tile]]:
+    """Yield neighbouring tiles that have no more patches than may be in memory at once."""
+    first = count = 0
+    for i, tile in enumerate(tiles):
+        if count and count + len(tile.places) > PATCHES_AT_ONCE:
+            yield tiles[first:i]
+            first, count = i, 0
+        count += len(tile.places)
+    yield tiles[first:]
+
+
+def _joined(tiles: Sequence[Tile], dtype: torch.dtype) -> tuple[Tensor, Tensor, list[int]]:
+    """Normalized patches of tiles, their places, and patches of each tile."""
+    patches = []
+    for tile in tiles:
+        scale, shift = tile.scale_shift.unsqueeze(-1)  # each [3, 1]
+        flat = tile.pixels.view(len(tile.pixels), len(scale), -1) * scale + shift
+        patches.append(flat.flatten(1).to(dtype))
+    places = torch.cat([tile.places for tile in tiles])
+    return torch.cat(patches), places, [len(tile.places) for tile in tiles]

@@ -19,6 +19,7 @@ from quire.errors import ConfigError, RequestError
 from quire.kernels.framework import lazy_fusion
 from quire.media.processor import DecodedAudio, ProcessorFiles
 from quire.media.processors.gemma3n import EmphasizedFrames, Processor
+from quire.models.base import EncoderInput
 from quire.models.multimodal import _mobilenet_v5 as tower
 from quire.models.multimodal._mobilenet_v5 import Fused, Inverted, MultiQuery
 from tests.cpu.encoder_decoder.speech import RATE, recording
@@ -295,6 +296,19 @@ def test_rows_in_slices_are_those_of_transformers(pair):
     wants = pair.theirs.model.get_image_features(pixels).pooler_output
     for got, want in zip(ended.value.value, wants, strict=True):
         assert (got[:-1] - want).abs().max().item() < 1e-4
+
+
+@torch.inference_mode()
+def test_recordings_have_as_many_slices_as_images(pair):
+    encoder = pair.ours[0].media_encoder
+    features = torch.from_numpy(EmphasizedFrames({})(AUDIOS[0]))
+    items = [EncoderInput("audio", {"features": features})]
+    slices = encoder.encode_in_slices(items)
+    for _ in range(encoder.slices):
+        next(slices)
+    with pytest.raises(StopIteration) as ended:
+        next(slices)
+    assert torch.equal(ended.value.value[0], encoder.encode(items)[0])
 
 
 @pytest.mark.parametrize("samples", [513, 1000, 16000, 16161, 480000])

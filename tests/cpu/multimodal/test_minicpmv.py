@@ -25,6 +25,7 @@ from quire.media.processors.minicpmv4_6 import (
     slice_grid,
     tile_size,
 )
+from quire.models.multimodal import minicpmv4_6 as minicpmv_encoder
 from tests import tiers
 from tests.cpu.models.peers import scale_weights
 from tests.cpu.multimodal.families import Pair, image, tokenizer_of, with_pil
@@ -142,7 +143,9 @@ def test_answers_are_those_of_transformers(pair):
 
 
 @torch.inference_mode()
-def test_rows_in_slices_are_those_of_transformers(pair):
+@pytest.mark.parametrize("most", [16384, 100])
+def test_rows_in_slices_are_those_of_transformers(pair, monkeypatch, most):
+    monkeypatch.setattr(minicpmv_encoder, "PATCHES_AT_ONCE", most)
     encoder = pair.ours[0].media_encoder
     items = pair.encoder_inputs(pair.process(IMAGES))
     slices = encoder.encode_in_slices(items)

@@ -12,8 +12,13 @@ import torch
 
 from quire import LLM, SamplingParams
 from quire.config.architectures import CLASSES
+from quire.config.facts import read_hf_config
 from quire.errors import RequestError
-from quire.media.processor import DecodedAudio
+from quire.kernels.framework import lazy_fusion
+from quire.media.image_ops import from_tensor
+from quire.media.processor import DecodedAudio, DecodedImage
+from quire.models.base import EncoderInput
+from quire.models.build import build_model, read_model_config
 from tests.cpu.encoder_decoder.speech import RATE, recording
 from tests.cpu.models.peers import scale_weights
 from tests.cpu.multimodal.families import image, tokenizer_of
@@ -313,6 +318,35 @@ def test_a_whole_checkpoint_is_read_as_its_thinker(pair, tmp_path):
         for one in (pair[2], tmp_path)
     ]
     assert answers[0] == answers[1]
+
+
+@torch.inference_mode()
+def test_items_of_any_kind_have_as_many_slices(pair):
+    processor = LLM(str(pair[2]), dtype="float32", num_gpu_blocks_override=9, max_model_len=64)
+    processor = processor.llm_engine.inputs.media.pipeline.processor
+    kind, config = read_model_config(read_hf_config(pair[2]))
+    model = build_model(kind, config, folder=pair[2], dtype=torch.float32, progress=False)
+    encoder = model.media_encoder
+    decoded = {
+        "a": DecodedImage(np.asarray(MEDIA["a"]())),
+        "x": DecodedAudio(MEDIA["x"](), RATE),
+        "v": MEDIA["v"](),
+    }
+    inputs = {}
+    for name, one in decoded.items():
+        made = processor.process(one, {})
+        tensors = {t.name: torch.from_numpy(from_tensor(t).copy()) for t in made.tensors}
+        inputs[name] = EncoderInput(made.modality, tensors)
+    for names in ("x", "a", "xav", "vx"):
+        items = [inputs[name] for name in names]
+        slices = encoder.encode_in_slices(items)
+        for _ in range(encoder.slices):
+            next(slices)
+            lazy_fusion.flush()
+        with pytest.raises(StopIteration) as ended:
+            next(slices)
+        found = zip(ended.value.value, encoder.encode(items), strict=True)
+        assert all(torch.equal(*both) for both in found)
 
 
 def test_recordings_that_are_refused(pair):
