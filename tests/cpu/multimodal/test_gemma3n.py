@@ -24,6 +24,7 @@ from quire.models.multimodal import _mobilenet_v5 as tower
 from quire.models.multimodal._mobilenet_v5 import Fused, Inverted, MultiQuery
 from tests.cpu.encoder_decoder.speech import RATE, recording
 from tests.cpu.models.peers import scale_weights
+from tests.cpu.multimodal.beside_streams import check_slices
 from tests.cpu.multimodal.families import Pair, image, tokenizer_of
 
 pytestmark = pytest.mark.slow("imports transformers, and makes models of it")
@@ -296,6 +297,12 @@ def test_rows_in_slices_are_those_of_transformers(pair):
     wants = pair.theirs.model.get_image_features(pixels).pooler_output
     for got, want in zip(ended.value.value, wants, strict=True):
         assert (got[:-1] - want).abs().max().item() < 1e-4
+
+
+@pytest.mark.long("slices of one item are tested every day")
+def test_items_are_encoded_in_slices_beside_a_stream(pair, monkeypatch):
+    prompts = [prompt_of(*mix) for mix in (((), (1,)), ((0,), ()), ((2, 0), (0, 2)))]
+    check_slices(pair.folder, prompts, monkeypatch, num_gpu_blocks_override=200, max_model_len=512)
 
 
 @torch.inference_mode()

@@ -21,6 +21,7 @@ from quire.models.base import EncoderInput
 from quire.models.build import build_model, read_model_config
 from tests.cpu.encoder_decoder.speech import RATE, recording
 from tests.cpu.models.peers import scale_weights
+from tests.cpu.multimodal.beside_streams import check_slices
 from tests.cpu.multimodal.families import image, tokenizer_of
 from tests.cpu.multimodal.qwen_models import DEEPSTACK, EXPERTS, SIZES, TEXT, VISION, video_of
 
@@ -318,6 +319,11 @@ def test_a_whole_checkpoint_is_read_as_its_thinker(pair, tmp_path):
         for one in (pair[2], tmp_path)
     ]
     assert answers[0] == answers[1]
+
+
+def test_items_are_encoded_in_slices_beside_a_stream(pair, monkeypatch):
+    prompts = [prompt_of(pair[3], mix) for mix in ("x", "bx", "vz")]
+    check_slices(pair[2], prompts, monkeypatch, num_gpu_blocks_override=300, max_model_len=1024)
 
 
 @torch.inference_mode()
