@@ -225,6 +225,8 @@ CLASSES: dict[str, str] = {
     "mellum": "MellumForCausalLM",
     "mimo_v2_flash": "MiMoV2FlashForCausalLM",
     "minicpm3": "MiniCPM3ForCausalLM",
+    "minicpmv4_6": "MiniCPMV4_6ForConditionalGeneration",
+    "minicpmv4_7": "MiniCPMV4_7ForConditionalGeneration",
     "minimax": "MiniMaxForCausalLM",
     "minimax_m2": "MiniMaxM2ForCausalLM",
     "minimax_m3_vl_text": "MiniMaxM3VLForCausalLM",
@@ -286,6 +288,8 @@ CLASSES: dict[str, str] = {
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "qwen3_next": "Qwen3NextForCausalLM",
+    "qwen3_omni_moe": "Qwen3OmniMoeForConditionalGeneration",
+    "qwen3_omni_moe_thinker": "Qwen3OmniMoeThinkerForConditionalGeneration",
     "qwen3_vl": "Qwen3VLForConditionalGeneration",
     "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
     "qwen3_vl_moe_text": "Qwen3VLMoeTextModel",
@@ -366,6 +370,8 @@ WRAPPERS: dict[str, str] = {
     "llava_next": "llama",
     "llava_next_video": "llama",
     "llava_onevision": "qwen2",
+    "minicpmv4_6": "qwen3_5_text",
+    "minicpmv4_7": "qwen3_5_text",
     "mistral3": "mistral",
     "mllama": "mllama_text_model",
     "moss_transcribe_diarize": "qwen3",
@@ -379,6 +385,8 @@ WRAPPERS: dict[str, str] = {
     "qwen2_vl": "qwen2",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
+    "qwen3_omni_moe": "qwen3_moe",
+    "qwen3_omni_moe_thinker": "qwen3_moe",
     "qwen3_vl": "qwen3",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
     "siglip": "siglip_text_model",
@@ -389,6 +397,8 @@ WRAPPERS: dict[str, str] = {
     "voxtral": "llama",
 }
 """Multimodal model -> type of its text half, which is what is served, if its config states none."""
+ENCODED_HALVES = frozenset({"gemma3n_text"})
+"""Text halves that run through transformers, and take rows of a media encoder there."""
 HUB_WRAPPERS = frozenset(
     (
         *("chatglm", "deepseek_vl_v2", "h2ovl_chat", "internvl_chat", "kimi_vl", "molmo", "NVLM_D"),
@@ -520,7 +530,8 @@ def _row(model_type: str, native: Sequence[str] | set[str]) -> Architecture:
     if model_type in WRAPPERS:
         half = _row(WRAPPERS[model_type], native)
         file = re.sub(r"\W", "_", model_type).lower()
-        encodes = half.served == "native" and file in PluginRegistry(MEDIA).names()
+        encodes = half.served == "native" or WRAPPERS[model_type] in ENCODED_HALVES
+        encodes = encodes and file in PluginRegistry(MEDIA).names()
         note = "text and media" if encodes else half.note or "as text"
         note += ", from its description" if model_type in HUB_WRAPPERS else ""
         return Architecture(name, model_type, half.served, note)

@@ -32,6 +32,7 @@ from quire.config.memory.weight_facts import WeightFacts, count_media, count_ten
 from quire.config.mistral_format import PARAMS_FILE, config_of_params, read_params
 from quire.config.model_identity import (
     TEXT_SECTIONS,
+    encoder_tensors,
     hoist_text,
     is_tower_tensor,
     media_family,
@@ -545,8 +546,7 @@ def count_weights_in_headers(
     found = count_tensors(loaded, tied=tied and head)
     if media_family(hf) is None:
         return found
-    towers = (one for name, one in headers.items() if is_tower_tensor(name))
-    return replace(found, media=count_media(towers))
+    return replace(found, media=count_media(encoder_tensors(headers)))
 
 
 def has_tied_embeddings(hf: Json) -> bool:
@@ -582,7 +582,7 @@ def _mlp(hf: Json) -> int:
     )
     found = next((hf[key] for key in keys if hf.get(key)), None)
     found = found or hf.get("expansion_ratio", 4) * _int(hf, *HIDDEN_KEYS)
-    return recurrent_layers.mlp_width(hf, int(found))
+    return recurrent_layers.mlp_width(hf, max(found) if isinstance(found, list) else int(found))
 
 
 def _dtype(given: object) -> str | None:

@@ -11,15 +11,22 @@ its towers (vision, audio), and its tensors have prefixes. The text half is serv
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
-from quire.config.architectures import ALIASES, CLASSES, WRAPPERS, ModelAlias
+from quire.config.architectures import (
+    ALIASES,
+    CLASSES,
+    ENCODED_HALVES,
+    WRAPPERS,
+    ModelAlias,
+)
 from quire.config.conventions import conventions_of, with_usual_names
 from quire.errors import ConfigError
 from quire.registry import PluginRegistry
 
 Json = Mapping[str, Any]
+T = TypeVar("T")
 
 TEXT_SECTIONS = ("text_config", "llm_config", "language_config", "thinker_config")
 """Names of the section that holds the text half."""
@@ -74,13 +81,24 @@ _TOWER = re.compile(
     r"(?:model\.|thinker\.|transformer\.)?(?!text_)[^.]*"
     r"(?:vision|visual|image|video|audio|speech|projector|projection|connector|aligner"
     r"|patch_merger|whisper|resampler|perceiver|qformer|query_tokens|sep[ae]rator"
-    r"|embed_tokens_extend|\bmlp1\b|\bvpm\b|\bapm\b|\btts\b|\btalker\b|\btoken2wav\b|\bcode2wav\b)"
+    r"|embed_tokens_extend|\bmlp1\b|\bmerger\b|\bvpm\b|\bapm\b|\btts\b|\btalker\b|\btoken2wav\b"
+    r"|\bcode2wav\b)"
 )
+
+_SPEAKING = ("talker.", "token2wav.", "code2wav.")
+"""Prefixes of the tensors of Qwen-Omni's that make speech, which are not loaded."""
 
 
 def is_tower_tensor(name: str) -> bool:
     """Whether a wrapper's tensor belongs to a tower, or to what connects it to the text half."""
     return _TOWER.match(name) is not None
+
+
+def encoder_tensors(tensors: Mapping[str, T]) -> Iterator[T]:
+    """Yield what belongs to towers and to what connects them, without what makes speech."""
+    for name, one in tensors.items():
+        if is_tower_tensor(name) and not name.startswith(_SPEAKING):
+            yield one
 
 
 def wrapper_prefixes(own: Iterable[str]) -> tuple[str, ...]:
@@ -98,7 +116,8 @@ def media_family(hf: Json) -> str | None:
 
     hf: of resolve_identity(). None: it is no wrapper, or there is no file for it or its text half.
     """
-    if hf.get("model_type") not in PluginRegistry("quire.models").names():
+    half = hf.get("model_type")
+    if half not in ENCODED_HALVES and half not in PluginRegistry("quire.models").names():
         return None
     name = re.sub(r"\W", "_", str(hf.get("wrapper_type", ""))).lower()
     return name if name in PluginRegistry("quire.models.multimodal").names() else None

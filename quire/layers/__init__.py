@@ -11,7 +11,7 @@ from quire.layers.attention import (
     EncoderAttention,
     SharedAttention,
 )
-from quire.layers.conv import Conv1d
+from quire.layers.conv import Conv1d, Conv2d
 from quire.layers.embedding import (
     Embedding,
     PositionEmbedding,
@@ -58,6 +58,7 @@ __all__ = [
     "ClassifierNorm",
     "ColumnLinear",
     "Conv1d",
+    "Conv2d",
     "CrossAttention",
     "DisentangledAttention",
     "Embedding",

@@ -1,4 +1,4 @@
-"""Convolution over time, of encoders of audio."""
+"""Convolutions over time and of maps, of encoders."""
 
 from __future__ import annotations
 
@@ -45,3 +45,54 @@ class Conv1d(ParamModule):
 
     def init_spec(self, param: str) -> InitSpec:
         return InitSpec(0.0, (self.inputs * self.width) ** -0.5)
+
+
+class Conv2d(ParamModule):
+    """Convolves a map. groups: as many as inputs for a kernel of each channel."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: int,
+        stride: int,
+        padding: int,
+        groups: int = 1,
+        *,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.shape = (outputs, inputs // groups, kernel, kernel)
+        self.stride, self.padding, self.groups = stride, padding, groups
+        if not bias:
+            self.bias = None
+        self.declare("weight", *(["bias"] if bias else []))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, R, C, E] -> [N, R', C', E']."""
+        lazy_fusion.flush()
+        channels_first = x.permute(0, 3, 1, 2)
+        if x.is_cuda and x.dtype == torch.float32 and self.groups == 1:
+            return self.product(channels_first)
+        y = F.conv2d(
+            channels_first, self.weight, self.bias, self.stride, self.padding, groups=self.groups
+        )
+        return y.permute(0, 2, 3, 1).contiguous()
+
+    def product(self, x: Tensor) -> Tensor:
+        """What forward() returns for [N, E, R, C], as a product of matrices without groups: a GPU
+        convolves float32 in TF32."""
+        kernel = self.shape[2:]
+        parts = F.unfold(x, kernel, padding=self.padding, stride=self.stride)  # [N, E k k, n]
+        y = F.linear(parts.transpose(1, 2), self.weight.flatten(1), self.bias)
+        rows = (x.shape[2] + 2 * self.padding - kernel[0]) // self.stride + 1
+        return y.view(len(x), rows, -1, self.shape[0])
+
+    def layout(self, param: str) -> tuple[WeightShard, ...]:
+        return unsharded_layout(self.shape if param == "weight" else self.shape[:1])
+
+    def init_spec(self, param: str) -> InitSpec:
+        return InitSpec(0.0, (self.shape[1] * self.shape[2] ** 2) ** -0.5)

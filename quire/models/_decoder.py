@@ -49,6 +49,17 @@ WITH_CONSTANTS = (Attention, Experts, SinusoidalEmbedding, SplitLinear, UnitRMSN
 """Layers with tensors that are neither in the checkpoint nor made at random."""
 
 
+def place_constants(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+    """Make what comes from no checkpoint: rotary tables, slopes of positions, unit weights,
+    factors, where experts are."""
+    tables: dict[Any, Tensor] = {}
+    for module in model.modules():
+        if isinstance(module, Rope):
+            module.set_table(tables, device)
+        elif isinstance(module, WITH_CONSTANTS):
+            module.place_constants(dtype, device)
+
+
 class MissingLayer(nn.Module):
     """Placeholder for a layer of another pipeline stage, so that names and numbers stay."""
 
@@ -188,14 +199,8 @@ class Decoder(nn.Module):
         replace_head(self, c, names, head=head, inputs=self.lm_head.inputs, gone=(head,))
 
     def prepare(self, dtype: torch.dtype, device: torch.device) -> None:
-        """Make what comes from no checkpoint: rotary tables, slopes of positions, unit weights,
-        factors, where experts are."""
-        tables: dict[Any, Tensor] = {}
-        for module in self.modules():
-            if isinstance(module, Rope):
-                module.set_table(tables, device)
-            elif isinstance(module, WITH_CONSTANTS):
-                module.place_constants(dtype, device)
+        """Make what comes from no checkpoint."""
+        place_constants(self, dtype, device)
 
     def keep_stage(self, stage: range, *, tied: bool) -> None:
         """Drop what other pipeline stages have, before weights are loaded.

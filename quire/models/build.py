@@ -20,6 +20,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import nn
 
+from quire.config.architectures import ENCODED_HALVES
 from quire.config.conventions import fill_defaults
 from quire.config.engine_config import ExpertPlacement
 from quire.config.json_file import raise_as_config_error
@@ -105,10 +106,13 @@ def read_model_config(
         quantized = read_quantization(hf)
         if native and impl != FALLBACK:
             config = MODELS.load(model_type).Config.from_hf(fill_defaults(hf))
-            if not language_model_only and (family := media_family(hf)) is not None:
-                config = replace(config, media=_media_config(family, hf))
         else:
-            model_type, config = FALLBACK, _implementation(FALLBACK).Config.from_hf(hf, code)
+            config = _implementation(FALLBACK).Config.from_hf(hf, code)
+        takes_rows = model_type in ENCODED_HALVES or (native and impl != FALLBACK)
+        family = media_family(hf) if takes_rows and not language_model_only else None
+        if family is not None:
+            config = replace(config, media=_media_config(family, hf))
+        model_type = model_type if native and impl != FALLBACK else FALLBACK
         return model_type, replace(
             _in_both_directions(config) if hf.get("is_causal") is False else config,
             quantized=quantized,

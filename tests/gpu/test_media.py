@@ -12,7 +12,15 @@ from quire.runner.gpu.graph_groups import VariantGraph
 from quire.runner.gpu.mixed_batch_graphs import GraphShape
 from quire.runner.media.encoder_pool import EncoderPool
 from quire.runner.media.media_rows import find_media_rows
-from tests.cpu.multimodal import families, hub_models, qwen_models, unusual
+from tests.cpu.multimodal import (
+    families,
+    hub_models,
+    qwen_models,
+    test_gemma3n,
+    test_minicpmv,
+    test_omni,
+    unusual,
+)
 
 OPTIONS = {
     "dtype": "float32", "num_gpu_blocks_override": 256, "max_model_len": 512, "block_size": 16,
@@ -93,6 +101,40 @@ def test_answers_are_those_of_a_cpu(tmp_path, monkeypatch, name):
     if rows.pool.graphs.sizes:  # none if its images have sizes of their own
         assert (VariantGraph, "media", True) in ran  # of the encoder
     assert not any(variant == "media" and not captured for _, variant, captured in ran)
+    for want, got in zip(*answers):
+        assert list(got.token_ids) == list(want.token_ids)
+        for one, other in zip(got.logprobs, want.logprobs):
+            for token, found in one.items():
+                assert abs(found.logprob - other[token].logprob) < 1e-3
+    torch.cuda.empty_cache()
+
+
+def omni_prompts(folder):
+    test_omni.write_model(folder, "qwen3_omni_moe")
+    return [
+        test_omni.prompt_of(test_omni.FAMILIES["qwen3_omni_moe"], mix) for mix in test_omni.MIXES
+    ]
+
+
+def gemma3n_prompts(folder):
+    test_gemma3n.made(folder)
+    return [test_gemma3n.prompt_of(*mix) for mix in test_gemma3n.MIXES]
+
+
+def minicpmv_prompts(folder):
+    test_minicpmv.made(folder, "4_7", "16x")
+    return [test_minicpmv.prompt_of(*mix) for mix in test_minicpmv.MIXES]
+
+
+@pytest.mark.slow("engines on both devices, and kernels that are compiled")
+@pytest.mark.parametrize("write", [omni_prompts, gemma3n_prompts, minicpmv_prompts])
+def test_mixed_items_are_read_as_on_a_cpu(tmp_path, write):
+    options = OPTIONS | {"max_model_len": 1024, "num_gpu_blocks_override": 400}
+    with test_gemma3n.tiny_layout():
+        given, answers = write(tmp_path), []
+        for device in ("cpu", "cuda"):
+            llm = LLM(str(tmp_path), device=device, **options)
+            answers.append([one.outputs[0] for one in llm.generate(given, GREEDY, use_tqdm=False)])
     for want, got in zip(*answers):
         assert list(got.token_ids) == list(want.token_ids)
         for one, other in zip(got.logprobs, want.logprobs):

@@ -9,6 +9,7 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.cli import main
+from tests import tiers
 from tests.cpu.encoder_decoder.speech import RATE, recording
 from tests.cpu.multimodal import test_audio, test_omni
 from tests.server.running import serving
@@ -21,6 +22,10 @@ pytestmark = [
 
 MODELS = {
     "omni": (test_omni.write_model, "<|audio_bos|> <|AUDIO|> <|audio_eos|>"),
+    "omni 3": (
+        lambda folder: test_omni.write_model(folder, "qwen3_omni_moe"),
+        "<|audio_start|> <|audio_pad|> <|audio_end|>",
+    ),
     "voxtral": (test_audio.write_voxtral, "[BEGIN_AUDIO] [AUDIO]"),
 }
 TEMPLATE = """{%- for message in messages -%}
@@ -32,7 +37,7 @@ MORE = recording(0.7, 5)
 OPTIONS = {"dtype": "float32", "num_gpu_blocks_override": 300, "max_model_len": 2048}
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=["omni", "voxtral", *tiers.long("omni 3")])
 def served(request, tmp_path_factory):
     """(what stands for a recording, an LLM, the address of a server)"""
     write, mark = MODELS[request.param]

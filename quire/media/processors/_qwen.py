@@ -108,7 +108,7 @@ class QwenProcessor(MediaProcessor):
 
     def __init__(self, files: ProcessorFiles) -> None:
         super().__init__(files)
-        self.settings = {one: self._read_settings(one) for one in self.modalities}
+        self.settings = {one: self._read_settings(one) for one in self.defaults}
         vision = files.config.get("vision_config") or {}
         for one, settings in self.settings.items():
             for theirs, ours in SHARED:

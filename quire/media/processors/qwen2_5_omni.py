@@ -24,21 +24,20 @@ from quire.media.processor import (
 from quire.media.processors import qwen2_5_vl
 from quire.media.processors._qwen import Cells
 
-MIN_FRAMES = 3
-"""Fewer make no token."""
-MOST_SECONDS = 300
-"""Of a recording."""
-AUDIO_TOKEN = "<|AUDIO|>"
-
 
 class Processor(qwen2_5_vl.Processor):
     modalities: tuple[Modality, ...] = ("image", "video", "audio")
     tokens: ClassVar[dict[Modality, str]] = {
         "image": "<|IMAGE|>",
         "video": "<|VIDEO|>",
-        "audio": AUDIO_TOKEN,
+        "audio": "<|AUDIO|>",
     }
-    defaults: ClassVar[dict[Modality, Settings]] = {**qwen2_5_vl.Processor.defaults, "audio": {}}
+    marks: ClassVar[tuple[str, str]] = ("bos", "eos")
+    """Ends of the names of the tokens around an item."""
+    least_frames: ClassVar[int] = 3
+    """Of a recording; fewer make no token."""
+    most_seconds: ClassVar[int] = 300
+    """Of a recording."""
 
     def __init__(self, files: ProcessorFiles) -> None:
         config = {**files.config, **(files.config.get("thinker_config") or {})}
@@ -55,31 +54,40 @@ class Processor(qwen2_5_vl.Processor):
         }
         self._bins = int((config.get("audio_config") or {}).get("num_mel_bins", 128))
 
+    def _read_settings(self, modality: Modality) -> dict[str, Any]:
+        """Bounds of videos that have no file of their own are not those of images."""
+        found = super()._read_settings(modality)
+        if modality == "video" and "video" not in self.files.preprocessors:
+            found |= {"min_pixels": None, "max_pixels": None, **self.defaults["video"]}
+        return found
+
     def placeholder(self, modality: Modality, index: int) -> str:
-        if modality == "audio":
-            return f"<|audio_bos|>{AUDIO_TOKEN}<|audio_eos|>"
-        return f"<|vision_bos|>{self.tokens[modality]}<|vision_eos|>"
+        kind, (start, end) = "audio" if modality == "audio" else "vision", self.marks
+        return f"<|{kind}_{start}|>{self.tokens[modality]}<|{kind}_{end}|>"
 
     def process(self, media: DecodedMedia, kwargs: Settings) -> ProcessedMedia:
         if not isinstance(media, DecodedAudio):
             return super().process(media, kwargs)
         samples, hop = media.samples, int(self._mel["hop"])
-        if len(samples) > MOST_SECONDS * self.sampling_rate:
-            raise RequestError(f"the audio is longer than {MOST_SECONDS} s", param="audio")
+        if len(samples) > self.most_seconds * self.sampling_rate:
+            raise RequestError(f"the audio is longer than {self.most_seconds} s", param="audio")
         frames = -(-len(samples) // hop)
-        if frames < MIN_FRAMES:
-            shortest = (MIN_FRAMES - 1) * hop / self.sampling_rate
+        if frames < self.least_frames:
+            shortest = (self.least_frames - 1) * hop / self.sampling_rate
             raise RequestError(f"the audio must be longer than {shortest:g} s", param="audio")
         seconds = len(samples) // self.sampling_rate + 2  # the last frame reads silence behind it
         features = LogMel(self._bins, seconds=seconds, **self._mel)(samples)[:, :frames]
-        rows = ((frames - 1) // 2 + 1) // 2
         tensor = to_tensor("input_features", np.ascontiguousarray(features))
-        return ProcessedMedia("audio", (tensor,), {"rows": rows})
+        return ProcessedMedia("audio", (tensor,), {"rows": self.audio_rows(frames)})
+
+    def audio_rows(self, frames: int) -> int:
+        """Return the rows of a recording with so many frames."""
+        return ((frames - 1) // 2 + 1) // 2
 
     def expand(self, media: ProcessedMedia, index: int) -> Expansion:
         if media.modality != "audio":
             return super().expand(media, index)
-        pad, rows = self.id_of("audio_token_id", AUDIO_TOKEN), int(media.sizes["rows"])
+        pad, rows = self.id_of("audio_token_id", self.tokens["audio"]), int(media.sizes["rows"])
         return Expansion((pad,) * rows, ((0, rows),), replaces=(pad,))
 
     def cells(self, item: ExpandedItem) -> Iterator[tuple[int, Cells]]:

@@ -3,6 +3,7 @@
 transformers has a table of names that differ from its modules', and of tensors that are stacked or
 cut on loading; checkpoints of the hub and those that it saved itself differ. Tensors are renamed
 and converted on the way from the files, so the strict loader sees the skeleton's names only.
+Tensors of a media encoder beside the skeleton keep theirs, behind a prefix.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from quire.config.model_identity import LANGUAGE_PREFIXES, is_tower_tensor
 from quire.errors import WeightError
-from quire.weights.mapping import ParamTarget, Weights
+from quire.weights.mapping import MEDIA_PREFIX, ParamTarget, Weights
 
 NOT_WEIGHTS = (
     r"rotary_emb\.inv_freq$",
@@ -39,15 +40,18 @@ class SkeletonWeights(Weights):
     def in_wrapper(self, media: Weights | None = None) -> SkeletonWeights:
         """Return the mapping for a multimodal checkpoint with this model as its text half."""
         if self.conversion is not None:
-            self.conversion.wrapped = True
-        return replace(self, wrapped=True)
+            self.conversion.wrapped, self.conversion.keeps_towers = True, media is not None
+        return replace(self, wrapped=True, media=media)
 
     def target(self, name: str) -> ParamTarget:
+        if self.media is not None and name.startswith(MEDIA_PREFIX):
+            found = self.media.target(name.removeprefix(MEDIA_PREFIX))
+            return found._replace(layer=f"{MEDIA_PREFIX}{found.layer}")
         path, _, param = name.rpartition(".")
-        found = self.owners.get(path)
-        if found is None:
+        owner = self.owners.get(path)
+        if owner is None:
             return ParamTarget(path, param, None, False)
-        return ParamTarget(found.layer, param, found.part, found.transpose and param == "weight")
+        return ParamTarget(owner.layer, param, owner.part, owner.transpose and param == "weight")
 
     def module_path(self, path: str) -> str:
         """Of the block around an attention layer, for the scales of a cache in 8 bits."""
@@ -59,10 +63,14 @@ class SkeletonWeights(Weights):
         return tuple(path for _, path in sorted(found)) or (layer,)
 
     def sources(self, layer: str) -> tuple[tuple[str, ...], ...]:
+        if self.media is not None and layer.startswith(MEDIA_PREFIX):
+            return self.media.sources(layer.removeprefix(MEDIA_PREFIX))
         prefix = "" if self.conversion is None else self.conversion.prefix
         return tuple((path, path.removeprefix(prefix)) for path in self.checkpoint_paths(layer))
 
     def ignores(self, name: str, layer: str) -> bool:
+        if self.media is not None and name.startswith(MEDIA_PREFIX):
+            return self.media.ignores(*(one.removeprefix(MEDIA_PREFIX) for one in (name, layer)))
         patterns = (*self.ignore, *NOT_WEIGHTS)
         if f"{layer}.".startswith(self.absent):
             return True
@@ -104,7 +112,8 @@ class Conversion:
         self._config = skeleton.config
         self._copies: Mapping[str, str] = {}
         self._groups: dict[str, _Group] = {}
-        self.wrapped = False  # in a multimodal checkpoint, whose towers are left out
+        self.wrapped = False  # in a multimodal checkpoint
+        self.keeps_towers = False  # with a media encoder; else they are left out
 
     def set_copies(self, copies: Mapping[str, str]) -> None:
         """Yield these tensors, name -> name of what it equals, if the checkpoint lacks them."""
@@ -134,10 +143,12 @@ class Conversion:
         """Return (name, shape) after the conversion. Raises WeightError."""
         from transformers.core_model_loading import dot_natural_key
 
-        self._groups, found = {}, []
-        by_name = {
-            name: shape for name, shape in shapes if not (self.wrapped and is_tower_tensor(name))
-        }
+        self._groups, found, by_name = {}, [], {}
+        for name, shape in shapes:
+            if not (self.wrapped and is_tower_tensor(name)):
+                by_name[name] = shape
+            elif self.keeps_towers:
+                found.append((f"{MEDIA_PREFIX}{name}", shape))
         for name in sorted(by_name, key=dot_natural_key):
             renamed, pattern = self.rename(name)
             if pattern is None or renamed not in self._names:
@@ -170,6 +181,9 @@ class Conversion:
         seen: set[str] = set()
         late: list[tuple[str, Tensor]] = []
         for name, tensor in tensors:
+            if self.keeps_towers and is_tower_tensor(name):
+                yield f"{MEDIA_PREFIX}{name}", tensor
+                continue
             group = group_of.get(name)
             if group is None:
                 ready = [(self.rename(name)[0], tensor)]

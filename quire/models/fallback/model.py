@@ -21,6 +21,7 @@ from quire.errors import ConfigError
 from quire.kernels.framework import lazy_fusion
 from quire.layers import Attention, ParamModule, WeightModule
 from quire.models._converted import LabelRows, replace_head
+from quire.models._decoder import place_constants
 from quire.models.base import ModelConfig, StepInputs
 from quire.models.fallback import attention, hf_classes
 from quire.models.fallback.attention import SharedAttention, StepCalls
@@ -85,6 +86,8 @@ class Model(nn.Module):
         given: dict[str, Any] = {"input_ids": step.token_ids[None]}
         if step.inputs_embeds is not None:
             given = {"inputs_embeds": step.inputs_embeds[None]}
+            if getattr(self._base, "hidden_size_per_layer_input", 0):
+                given["per_layer_inputs"] = self._base.get_per_layer_inputs(step.token_ids[None])
         positions = cast(Tensor, step.positions)
         positions = positions if positions.dim() == 2 else positions[None]
         lazy_fusion.flush()
@@ -179,6 +182,8 @@ class Model(nn.Module):
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     module._buffers[name] = buffer.to(device)
+        if (encoder := getattr(self, "media_encoder", None)) is not None:
+            place_constants(encoder, dtype, device)
 
     def _build(self, dtype: torch.dtype) -> Any:
         c = self._config

@@ -13,16 +13,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d, pad, scaled_dot_product_attention, unfold
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from quire.errors import ConfigError
 from quire.kernels.framework import lazy_fusion
-from quire.layers import ACTIVATION_KINDS, LayerNorm, Linear, ParamModule
+from quire.layers import ACTIVATION_KINDS, Conv2d, LayerNorm, Linear
 from quire.models.base import Hf, field_of
 from quire.models.multimodal._vit import VitMLP
-from quire.weights.mapping import InitSpec, WeightShard, unsharded_layout
 
 EPS = 1e-5  # not in config.json
 DEFAULTS = {
@@ -97,47 +95,6 @@ def read_stages(hf: Hf) -> list[Stage]:
         )
         for i in range(len(widths))
     ]
-
-
-class Conv2d(ParamModule):
-    """Convolves a map. groups: as many as inputs for a kernel of each channel."""
-
-    weight: Tensor
-    bias: Tensor
-
-    def __init__(
-        self, inputs: int, outputs: int, kernel: int, stride: int, padding: int, groups: int = 1
-    ) -> None:
-        super().__init__()
-        self.shape = (outputs, inputs // groups, kernel, kernel)
-        self.stride, self.padding, self.groups = stride, padding, groups
-        self.declare("weight", "bias")
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[N, R, C, E] -> [N, R', C', E']."""
-        lazy_fusion.flush()
-        channels_first = x.permute(0, 3, 1, 2)
-        if x.is_cuda and x.dtype == torch.float32 and self.groups == 1:
-            return self.product(channels_first)
-        y = conv2d(
-            channels_first, self.weight, self.bias, self.stride, self.padding, groups=self.groups
-        )
-        return y.permute(0, 2, 3, 1).contiguous()
-
-    def product(self, x: Tensor) -> Tensor:
-        """What forward() returns for [N, E, R, C], as a product of matrices without groups: a GPU
-        convolves float32 in TF32."""
-        kernel = self.shape[2:]
-        parts = unfold(x, kernel, padding=self.padding, stride=self.stride)  # [N, E k k, n]
-        y = torch.matmul(parts.transpose(1, 2), self.weight.flatten(1).T) + self.bias
-        rows = (x.shape[2] + 2 * self.padding - kernel[0]) // self.stride + 1
-        return y.view(len(x), rows, -1, self.shape[0])
-
-    def layout(self, param: str) -> tuple[WeightShard, ...]:
-        return unsharded_layout(self.shape if param == "weight" else self.shape[:1])
-
-    def init_spec(self, param: str) -> InitSpec:
-        return InitSpec(0.0, (self.shape[1] * self.shape[2] ** 2) ** -0.5)
 
 
 class ConvEmbed(nn.Module):

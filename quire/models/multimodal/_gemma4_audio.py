@@ -69,7 +69,7 @@ def _config(hf: Hf) -> LocalConformerConfig:
     )
 
 
-def _bounded(x: Tensor, most: float) -> Tensor:
+def bounded(x: Tensor, most: float) -> Tensor:
     lazy_fusion.flush()
     most = min(most, torch.finfo(x.dtype).max)
     return x.clamp(-most, most)
@@ -84,9 +84,9 @@ class ClippedFeedForward(nn.Module):
         self.ffw_layer_2 = ClippedLinear(4 * c.hidden, c.hidden, clips=c.clips)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.ffw_layer_1(self.pre_layer_norm(_bounded(x, self.most)))
+        y = self.ffw_layer_1(self.pre_layer_norm(bounded(x, self.most)))
         lazy_fusion.flush()
-        y = self.post_layer_norm(_bounded(self.ffw_layer_2(F.silu(y)), self.most))
+        y = self.post_layer_norm(bounded(self.ffw_layer_2(F.silu(y)), self.most))
         lazy_fusion.flush()
         return x + y * self.share
 
@@ -115,22 +115,42 @@ class LocalConformerAttention(ParamModule):
         q, k, v = (proj(x) for proj in (self.q_proj, self.k_proj, self.v_proj))
         by_distance = self.relative_k_proj(distances.to(x.dtype))
         lazy_fusion.flush()
-        q, k, v = (one.float().view(len(x), self.heads, self.size) for one in (q, k, v))
-        q = q * (self.size**-0.5 / math.log(2)) * F.softplus(self.per_dim_scale.float())
-        k = k * (math.log(1 + math.e) / math.log(2))
-        before = self.window - 1
-        keys, values = (
-            F.pad(one, (0, 0, 0, 0, before, 0)).unfold(0, before + 1, 1) for one in (k, v)
-        )
-        scores = torch.einsum("thd,thdk->thk", q, keys)
-        relative = by_distance.float().view(self.window, self.heads, self.size)
-        scores = scores + torch.einsum("thd,khd->thk", q, relative)
-        scores = torch.tanh(scores / self.cap) * self.cap
-        place = torch.arange(self.window, device=x.device)
-        absent = place + torch.arange(len(x), device=x.device)[:, None] < before  # [T, W]
-        weights = scores.masked_fill(absent[:, None], -torch.inf).softmax(-1)
-        y = torch.einsum("thk,thdk->thd", weights, values)
-        return self.post(y.reshape(len(x), -1).to(x.dtype))
+        factor = F.softplus(self.per_dim_scale.float())
+        keys_factor = math.log(1 + math.e) / math.log(2)
+        y = attend_locally(q, k.float() * keys_factor, v, by_distance, factor, self.cap)
+        return self.post(y.to(x.dtype))
+
+
+def attend_locally(
+    q: Tensor, k: Tensor, v: Tensor, by_distance: Tensor, factor: Tensor, cap: float
+) -> Tensor:
+    """Attention of each position to itself and W - 1 before it, in float32.
+
+    q, k, v: [T, E]. by_distance: [W, E], keys of distances from W - 1 down to 0. factor: [D], of
+    queries. cap: scores are tanh'd to it. Returns [T, E].
+    """
+    window, size = len(by_distance), len(factor)
+    q, k, v = (one.float().unflatten(1, (-1, size)) for one in (q, k, v))
+    q = q * (size**-0.5 / math.log(2)) * factor
+    keys, values = (F.pad(one, (0, 0, 0, 0, window - 1, 0)).unfold(0, window, 1) for one in (k, v))
+    scores = torch.einsum("thd,thdk->thk", q, keys)
+    relative = by_distance.float().unflatten(1, (-1, size))
+    scores = scores + torch.einsum("thd,khd->thk", q, relative)
+    scores = torch.tanh(scores / cap) * cap
+    place = torch.arange(window, device=q.device)
+    absent = place + torch.arange(len(q), device=q.device)[:, None] < window - 1  # [T, W]
+    weights = scores.masked_fill(absent[:, None], -torch.inf).softmax(-1)
+    return torch.einsum("thk,thdk->thd", weights, values).flatten(1)
+
+
+def distance_sinusoids(window: int, size: int, device: torch.device) -> Tensor:
+    """Sines and cosines of each distance, the longest first: [W, E]."""
+    half = size // 2
+    step = math.log(10_000.0) / max(half - 1, 1)
+    scales = torch.exp(torch.arange(half, device=device) * -step)
+    distance = torch.arange(window - 1, -1, -1, device=device)
+    angles = distance[:, None] * scales
+    return torch.cat((angles.sin(), angles.cos()), dim=1)
 
 
 class CausalLightConv(nn.Module):
@@ -146,7 +166,7 @@ class CausalLightConv(nn.Module):
         y = F.glu(self._flushed(self.linear_start(self.pre_layer_norm(x))), dim=-1)
         padded = F.pad(y.T, (self.kernel - 1, 0))
         y = F.conv1d(padded[None], self.depthwise_conv1d.weight, groups=x.shape[1])[0].T
-        y = self.conv_norm(_bounded(y.contiguous(), self.most))
+        y = self.conv_norm(bounded(y.contiguous(), self.most))
         return x + self._flushed(self.linear_end(F.silu(self._flushed(y))))
 
     def _flushed(self, x: Tensor) -> Tensor:
@@ -166,11 +186,11 @@ class LocalConformerLayer(nn.Module):
 
     def forward(self, x: Tensor, distances: Tensor) -> Tensor:
         x = self.feed_forward1(x)
-        y = self.self_attn(self.norm_pre_attn(_bounded(x, self.most)), distances)
-        y = self.norm_post_attn(_bounded(y, self.most))
+        y = self.self_attn(self.norm_pre_attn(bounded(x, self.most)), distances)
+        y = self.norm_post_attn(bounded(y, self.most))
         lazy_fusion.flush()
         x = self.feed_forward2(self.lconv1d(x + y))
-        found: Tensor = self.norm_out(_bounded(x, self.most))
+        found: Tensor = self.norm_out(bounded(x, self.most))
         return found
 
 
@@ -213,16 +233,7 @@ class LocalConformer(nn.Module):
         x = second(first(features[None]))
         x = self.input_proj(x.permute(1, 2, 0).flatten(1))
         lazy_fusion.flush()
-        distances = self._distances(x.device)
+        distances = distance_sinusoids(self.config.window, self.config.hidden, x.device)
         for layer in self.layers:
             x = layer(x, distances)
         return self.output_proj(x)
-
-    def _distances(self, device: torch.device) -> Tensor:
-        """Sines and cosines of each distance, the longest first: [W, E]."""
-        half = self.config.hidden // 2
-        step = math.log(10_000.0) / max(half - 1, 1)
-        scales = torch.exp(torch.arange(half, device=device) * -step)
-        distance = torch.arange(self.config.window - 1, -1, -1, device=device)
-        angles = distance[:, None] * scales
-        return torch.cat((angles.sin(), angles.cos()), dim=1)

@@ -37,6 +37,8 @@ def sinusoids(positions: int, size: int) -> Tensor:
 
 
 class OmniAudioTower(nn.Module):
+    max_rows = MOST_POSITIONS
+
     def __init__(self, c: EncoderSizes, window: int, outputs: int) -> None:
         """window: positions of one."""
         super().__init__()

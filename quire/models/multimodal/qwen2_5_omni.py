@@ -8,7 +8,7 @@ Source: model_type "qwen2_5_omni", https://huggingface.co/Qwen/Qwen2.5-Omni-7B; 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -16,8 +16,9 @@ from torch import Tensor
 from quire.models._whisper_encoder import ZERO_BIAS, EncoderSizes
 from quire.models.multimodal import qwen2_5_vl
 from quire.models.multimodal._base import EncoderInput, Hf, MediaEncoder, Weights, field_of
-from quire.models.multimodal._omni_audio import MOST_POSITIONS, OmniAudioTower
-from quire.models.multimodal._qwen_vision import MERGER_2_PATHS
+from quire.models.multimodal._omni3_audio import ChunkedAudioTower
+from quire.models.multimodal._omni_audio import OmniAudioTower
+from quire.models.multimodal._qwen_vision import MERGER_2_PATHS, VisionTower
 from quire.models.multimodal.qwen2_audio import AUDIO
 
 
@@ -46,7 +47,7 @@ class Encoder(MediaEncoder):
         zero_bias=ZERO_BIAS,
     )
 
-    def __init__(self, vision: qwen2_5_vl.Encoder, audio: OmniAudioTower) -> None:
+    def __init__(self, vision: VisionTower, audio: OmniAudioTower | ChunkedAudioTower) -> None:
         super().__init__()
         self.vision, self.audio, self.width = vision, audio, vision.width
 
@@ -60,18 +61,38 @@ class Encoder(MediaEncoder):
         return cls(vision, OmniAudioTower(EncoderSizes.from_hf(audio), window, vision.width))
 
     def max_rows(self, modality: str) -> int:
-        return MOST_POSITIONS if modality == "audio" else self.vision.max_rows(modality)
+        return self.audio.max_rows if modality == "audio" else self.vision.max_rows(modality)
+
+    @property
+    def slices(self) -> int:
+        return self.vision.slices
 
     def encode(self, items: Sequence[EncoderInput]) -> list[Tensor]:
         self.vision.graphs = self.graphs
-        heard = [i for i, one in enumerate(items) if one.modality == "audio"]
-        seen = [i for i, one in enumerate(items) if one.modality != "audio"]
-        found: dict[int, Tensor] = {}
-        if heard:
-            found |= zip(heard, self.audio.encode([items[i] for i in heard]), strict=True)
+        seen = [one for one in items if one.modality != "audio"]
+        return self._in_order(items, self.vision.encode(seen) if seen else [])
+
+    def encode_in_slices(
+        self, items: Sequence[EncoderInput]
+    ) -> Generator[None, None, list[Tensor]]:
+        """Recordings are encoded behind the last slice, whole."""
+        seen = [one for one in items if one.modality != "audio"]
+        rows: list[Tensor] = []
         if seen:
-            found |= zip(seen, self.vision.encode([items[i] for i in seen]), strict=True)
-        return [found[i] for i in range(len(items))]
+            rows = yield from self.vision.encode_in_slices(seen)
+        for _ in range(0 if seen else self.slices):
+            yield
+        return self._in_order(items, rows)
+
+    def _in_order(self, items: Sequence[EncoderInput], seen: Sequence[Tensor]) -> list[Tensor]:
+        """Rows of all items; seen: those of images and videos."""
+        heard = [one for one in items if one.modality == "audio"]
+        waiting = iter(seen), iter(self.hear(heard) if heard else [])
+        return [next(waiting[one.modality == "audio"]) for one in items]
+
+    def hear(self, items: Sequence[EncoderInput]) -> list[Tensor]:
+        """Rows of recordings."""
+        return self.audio.encode(items)
 
     def graph_sizes(self) -> Sequence[int]:
         return self.vision.graph_sizes()

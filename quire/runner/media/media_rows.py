@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -100,8 +100,10 @@ def attach_media_rows(
         return
     pool = EncoderPool(model.media_encoder, num_rows, dtype, device)
     assert isinstance(model, nn.Module)
-    layers: Any = model.layers  # an encoder has positions of its own
-    has_axes = any(isinstance(m, Rope) and m.config.axes for m in layers.modules())
+    layers = getattr(model, "layers", None)  # an encoder has positions of its own
+    has_axes = isinstance(layers, nn.Module) and any(
+        isinstance(m, Rope) and m.config.axes for m in layers.modules()
+    )
     rows = MediaRows(model.embed_tokens, pool, 3 if has_axes else 1)
     model.media_rows = rows  # type: ignore[assignment]
 

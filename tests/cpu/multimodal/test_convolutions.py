@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from quire.layers import Conv1d
-from quire.models.multimodal._davit import Conv2d
+from quire.layers import Conv1d, Conv2d
 
 
 def filled(layer, *shape):

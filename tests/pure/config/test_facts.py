@@ -52,6 +52,10 @@ def test_the_names_of_several_families_are_read():
     assert m.layers[0].kv_heads == 4
 
 
+def test_widths_of_each_layer_count_as_the_widest():
+    assert facts(intermediate_size=[96, 128, 128, 96]).mlp == 128
+
+
 def test_windows_follow_each_family():
     assert windows() == [None] * 4
     assert windows(sliding_window=8, model_type="mistral") == [8] * 4
@@ -171,3 +175,16 @@ def test_headers_count_the_weights():
     headers = {"model.layers.1.q_norm.weight": header(2, 3), "model.layers.2.a": header(4, 5)}
     spare = {"num_hidden_layers": 2, "num_nextn_predict_layers": 1}
     assert count_weights_in_headers(headers, spare) == WeightFacts(0, 6)
+
+
+def test_what_makes_speech_is_no_part_of_an_encoder():
+    headers = {
+        f"{part}.weight": TensorHeader("BF16", (2, size), Path())
+        for size, part in enumerate(("thinker.visual.a", "thinker.audio_tower.a"), 1)
+    }
+    headers |= {
+        f"{part}.weight": TensorHeader("BF16", (9, 9), Path())
+        for part in ("talker.model.a", "token2wav.a", "code2wav.a")
+    }
+    hf = {"model_type": "qwen3_moe", "wrapper_type": "qwen3_omni_moe"}
+    assert count_weights_in_headers(headers, hf) == WeightFacts(0, 0, media=6)

@@ -63,7 +63,8 @@ CASES = [*EVERYDAY, *tiers.long(*(one for one in TYPES if one not in EVERYDAY))]
 
 
 def ours(folder, max_len=1024):
-    kind, config = read_model_config(read_hf_config(folder), impl="transformers")
+    hf = read_hf_config(folder)
+    kind, config = read_model_config(hf, impl="transformers", language_model_only=True)
     assert kind == "transformers"
     config = replace(config, max_len=min(max_len, config.max_len))
     model = build_model(kind, config, folder=folder, dtype=torch.float32, progress=False)
