@@ -515,7 +515,7 @@ def _resolve_steps_in_flight(
             raise ConfigError(f"{message}, got {requested.steps_in_flight}: give one of them")
         return int(why.record(name, requested.steps_in_flight, "requested"))
     if shape.stages > 1 and requested.async_scheduling is not False:
-        return int(why.record(name, shape.stages, "one for each pipeline stage"))
+        return int(why.record(name, shape.stages + 1, "pipeline stages, and one that waits"))
     if requested.async_scheduling is not None:
         return int(why.record(name, 2 if requested.async_scheduling else 1, "async_scheduling"))
     if device.kind == "cpu":

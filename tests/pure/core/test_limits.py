@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 
 import pytest
 from hypothesis import given
@@ -134,10 +135,10 @@ def state_of(limit):
 
 def shared_objects(limit):
     """Return the objects by id that a deep copy must share, as they have no value equality."""
-    held = [
-        one for value in vars(limit).values() if isinstance(value, dict | list) for one in value
-    ]
-    found = [*held, *vars(limit).values()]
+    found = [*vars(limit).values()]
+    for value in found:  # grows
+        if isinstance(value, dict | list | set | deque):
+            found += value
     return {id(one): one for one in found if type(one).__eq__ is object.__eq__}
 
 
