@@ -307,6 +307,8 @@ class Scheduler:
                 seq, n, lambda victim: self._preempt(victim, draft)
             )
             n = draft.allowed_tokens(seq, most=some) if 0 < some < n else some
+            if not some:
+                draft.short_ranks.add(seq.dp_rank)  # one that starts would take what it waits for
         if n:
             draft.add(seq, n)
 
