@@ -39,9 +39,7 @@ def run(llm, prompts, outs):
 
 def case_of(name, turn):
     rng = random.Random(f"{name}-{turn}")
-    prompts, outs = (
-        LATER[name](rng, VOCAB) if name in LATER else case_specs(rng, VOCAB)[name]
-    )
+    prompts, outs = LATER[name](rng, VOCAB) if name in LATER else case_specs(rng, VOCAB)[name]
     cut = max(1, len(prompts) // 8) if not turn else None  # the first turn warms up
     return prompts[:cut], outs[:cut]
 

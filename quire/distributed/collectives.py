@@ -212,7 +212,8 @@ def connect(
     rendezvous: an empty file, or one that does not exist yet, the same for all ranks of one host,
     which only this user may write; or a store. The ranks find each other's addresses in it.
     host: the address that gloo's sockets listen on. They do not authenticate: keep it private.
-    counter: see ProcessGroupCollectives. peer_sums: GPUs may add through each other's memory.
+    counter: see ProcessGroupCollectives. peer_sums: GPUs may access each other's memory, for sums
+    and for tokens of stages.
     Blocks until all ranks have joined. No object is pickled.
 
     Raises: ConfigError if the mesh has several ranks and no rendezvous is given.
@@ -245,10 +246,10 @@ def connect(
         stages, _ = join(f"pp{first}", mesh.pp_rank, mesh.pp)
     comm = ProcessGroupCollectives(group, peers, counter, stages)
     if mesh.pp > 1 and mesh.pp_rank in (0, mesh.pp - 1):
-        if device.type == "cuda":
+        if device.type == "cuda" and peer_sums:
             kind = importlib.import_module("quire.distributed.peer_tokens")  # with its kernels
             comm.tokens = kind.connect(mesh, dist.PrefixStore("tokens", rendezvous), device)
-        else:
+        elif device.type != "cuda":
             comm.share_tokens(join(f"tokens{first}", int(mesh.pp_rank > 0), 2)[0], mesh)
     if mesh.dp > 1:
         replicas, _ = join(f"dp{mesh.rank % (mesh.tp * mesh.pp)}", mesh.dp_rank, mesh.dp)

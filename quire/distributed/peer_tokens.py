@@ -1,8 +1,8 @@
 """Peer tokens: the transport of stage tokens over the memory of GPUs of one host.
 
-The area is in the memory of the first stage's GPU; the last stage's rank of the same tensor-parallel
-number opens it, and writes into it. A message is one small kernel on either side, on the streams of
-the steps, so no other stream can hold it up.
+The area is in the memory of a GPU of the first stage; the last stage's rank of the same
+tensor-parallel number opens it, and writes into it. A message is one small kernel on either side,
+on the streams of the steps: it waits for no other stream.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def connect(mesh: Mesh, store: Any, device: torch.device) -> PeerTokens | None:
             made = _open(mesh, store, device)
         except QuireError as error:
             problem = str(error)
-        works = _both_open(mesh, store, made) and _tokens_arrive(mesh, made, device)
+        both_open = _exchange_open(mesh, store, made is not None)
+        works = made is not None and both_open and _tokens_arrive(mesh, made, device)
     store.set(f"works/{mesh.rank}", b"1" if works else b"0")
     ends = [rank for rank in range(mesh.size) if rank // mesh.tp % mesh.pp in (0, mesh.pp - 1)]
     found = [bytes(store.get(f"works/{rank}")) for rank in ends]
@@ -91,12 +92,12 @@ def _open(mesh: Mesh, store: Any, device: torch.device) -> PeerTokens | None:
     return PeerTokens(area, torch.zeros(1, dtype=torch.int32).pin_memory())
 
 
-def _both_open(mesh: Mesh, store: Any, made: PeerTokens | None) -> bool:
-    """Exchange whether the other end is open too."""
+def _exchange_open(mesh: Mesh, store: Any, is_open: bool) -> bool:
+    """Tell the other end whether this one is open; return whether that one is."""
     pair = f"{mesh.dp_rank}/{mesh.tp_rank}"
     own, other = ("first", "last") if mesh.pp_rank == 0 else ("last", "first")
-    store.set(f"open/{own}/{pair}", b"0" if made is None else b"1")
-    return bytes(store.get(f"open/{other}/{pair}")) == b"1" and made is not None
+    store.set(f"open/{own}/{pair}", b"1" if is_open else b"0")
+    return bytes(store.get(f"open/{other}/{pair}")) == b"1"
 
 
 def _tokens_arrive(mesh: Mesh, made: PeerTokens, device: torch.device) -> bool:

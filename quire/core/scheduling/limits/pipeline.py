@@ -15,12 +15,12 @@ stage that computes it, on each of them in turn: so it is divided over as many s
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Set
 from typing import ClassVar
 
 from quire.core.scheduling.limits.base import NO_BOUND, StepBudget
 from quire.core.scheduling.order.base import WaitingQueue
-from quire.core.types import UNKNOWN, Sequence, SequenceState
+from quire.core.types import UNKNOWN, Row, Sequence, SequenceState
 
 
 class PipelineLimit(StepBudget):
@@ -48,15 +48,24 @@ class PipelineLimit(StepBudget):
         self._divides, self._parts = divides, 1  # parts of a prompt
         self._sends_tokens, self._groups = sends_tokens, 1
         self._taken: deque[set[Sequence]] = deque(maxlen=stages)
-        """Sequences with a row in the last steps, of this one last."""
+        """Sequences that the last steps sample, those of this one last."""
+        self._masked: set[Sequence] = set()
+        """Sequences with a mask and a row in flight, whose token the host lacks."""
         self.left = 0
 
     def begin_step(self, sequences: int) -> None:
-        stages, running = 1 if self._serialize_steps() else self._stages, sequences - len(self._queue)
+        running, stages = sequences - len(self._queue), self._stages
+        if self._serialize_steps():
+            stages = 1
         self._parts = stages if self._divides else 1
         self._groups = max(1, min(stages, running))
         self._taken.append(set())
+        self._masked = {seq for seq in self._masked if seq.tokens[-1] == UNKNOWN}
         self.left = -(-running // stages)
+
+    def postponed(self) -> Set[Sequence]:
+        others = [seq for taken in self._other_groups() for seq in taken]
+        return self._masked.union([seq for seq in others if seq.tokens[-1] == UNKNOWN])
 
     def allow(self, seq: Sequence, want: int) -> int:
         if seq.tokens[-1] == UNKNOWN and not self._may_follow(seq):
@@ -67,17 +76,17 @@ class PipelineLimit(StepBudget):
         return want if self.left > 0 or waits else 0
 
     def _may_follow(self, seq: Sequence) -> bool:
-        """Whether a sequence may have a row whose token a step in flight has yet to yield: the one
-        of its group before, which must not wait for others of its own sequences."""
-        request = seq.request
-        if not self._sends_tokens or seq.tokens[-2:] == [UNKNOWN, UNKNOWN]:
+        """Whether a sequence may have a row that reads a token which the host may lack: the row
+        behind that of its group before."""
+        if not self._sends_tokens or _has_mask(seq) or len(seq.tokens) >= seq.plain_len:
+            return False  # a mask is made on the host, and drafts are verified there
+        if seq.tokens[-2:] == [UNKNOWN, UNKNOWN]:
             return False
-        if request.constraint is not None or request.thinking is not None:
-            return False  # its mask is made on the host
-        if len(seq.tokens) >= seq.plain_len:
-            return False  # it may have drafts
-        last = len(self._taken) - 1
-        return not any(seq in self._taken[last - i] for i in range(1, min(self._groups, last + 1)))
+        return not any(seq in taken for taken in self._other_groups())
+
+    def _other_groups(self) -> list[set[Sequence]]:
+        """Return the sequences of the steps between the one before of this group and this one."""
+        return [*self._taken][-self._groups : -1]
 
     def _share(self, seq: Sequence) -> int:
         """The most tokens of a prompt in one step. What must not be divided is left whole."""
@@ -87,11 +96,31 @@ class PipelineLimit(StepBudget):
 
     def take(self, seq: Sequence, n: int) -> None:
         self.left -= _is_decoding(seq)
-        self._taken[-1].add(seq)
+        if n >= seq.pending:
+            self._taken[-1].add(seq)
+            if _has_mask(seq):
+                self._masked.add(seq)
 
     def undo(self, seq: Sequence, n: int) -> None:
         self.left += _is_decoding(seq)
         self._taken[-1].discard(seq)
+        self._masked.discard(seq)
+
+    def free_decode_rows(self) -> int:
+        return max(0, self.left) if self._sends_tokens else 0
+
+    def take_decode_rows(self, rows: int) -> None:
+        self.left -= rows
+
+    def take_each_decode_row(self, rows: Iterable[Row]) -> None:
+        taken = [row.seq for row in rows]
+        self._taken[-1].update(taken)
+        self._masked.update([seq for seq in taken if _has_mask(seq)])
+
+
+def _has_mask(seq: Sequence) -> bool:
+    """Whether the host makes a mask for each of its tokens, and needs those before."""
+    return seq.request.constraint is not None or seq.request.thinking is not None
 
 
 def _is_decoding(seq: Sequence) -> bool:
