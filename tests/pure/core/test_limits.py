@@ -422,7 +422,13 @@ def test_a_row_follows_that_of_its_group_before_its_token_is_known():
     limit.begin_step(1)
     limit.take(row, 1)
     limit.begin_step(1)
+    assert not limit.postponed()
     assert limit.allow(row, 1) == 1, "alone it has a row in each step"
+    limit.take(row, 1)
+    row.planned += 1
+    row.tokens.append(UNKNOWN)
+    limit.begin_step(1)
+    assert limit.postponed() == {row}, "but no third one in flight"
 
 
 def test_rows_that_need_their_token_on_the_host_wait_for_it():

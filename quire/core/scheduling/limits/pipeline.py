@@ -65,7 +65,10 @@ class PipelineLimit(StepBudget):
 
     def postponed(self) -> Set[Sequence]:
         others = [seq for taken in self._other_groups() for seq in taken]
-        return self._masked.union([seq for seq in others if seq.tokens[-1] == UNKNOWN])
+        found = self._masked.union([seq for seq in others if seq.tokens[-1] == UNKNOWN])
+        if self._groups < self._stages:  # else a step in flight has been applied between the two
+            found.update([seq for taken in self._taken for seq in taken if _has_two_rows(seq)])
+        return found
 
     def allow(self, seq: Sequence, want: int) -> int:
         if seq.tokens[-1] == UNKNOWN and not self._may_follow(seq):
@@ -80,9 +83,7 @@ class PipelineLimit(StepBudget):
         behind that of its group before."""
         if not self._sends_tokens or _has_mask(seq) or len(seq.tokens) >= seq.plain_len:
             return False  # a mask is made on the host, and drafts are verified there
-        if seq.tokens[-2:] == [UNKNOWN, UNKNOWN]:
-            return False
-        return not any(seq in taken for taken in self._other_groups())
+        return not _has_two_rows(seq) and not any(seq in taken for taken in self._other_groups())
 
     def _other_groups(self) -> list[set[Sequence]]:
         """Return the sequences of the steps between the one before of this group and this one."""
@@ -121,6 +122,11 @@ class PipelineLimit(StepBudget):
 def _has_mask(seq: Sequence) -> bool:
     """Whether the host makes a mask for each of its tokens, and needs those before."""
     return seq.request.constraint is not None or seq.request.thinking is not None
+
+
+def _has_two_rows(seq: Sequence) -> bool:
+    """Whether two steps in flight sample the sequence: a third would be wasted if it ended."""
+    return seq.tokens[-2:] == [UNKNOWN, UNKNOWN]
 
 
 def _is_decoding(seq: Sequence) -> bool:
