@@ -1,12 +1,13 @@
-"""Pipeline stages beside one GPU: the same tokens, speed, and how long the first stage waits.
+"""Pipeline stages beside one GPU: the same tokens, speed, and what waits for what.
 
     python bench/stages_gpu.py MODEL --stages 1 --tokens /tmp/one.json
     python bench/stages_gpu.py MODEL --stages 2 --same-as /tmp/one.json
 
-Weights are random. One JSON line a result: whether greedy tokens are those of the other run, then
-the cases of offline.py, then (with several stages) what the first stage's GPU did in some steps of
-1, 8 and 32 rows: microseconds of a step, of kernels that compute, of those that wait for tokens and
-of those that hand states on.
+Weights are random. One JSON line a result: how many greedy tokens are those of the other run (in
+bfloat16 rows round otherwise in steps of other sizes), then the cases of offline.py, with the
+seconds that the engine waited for results (none: it is what limits). With several stages then what
+the first stage's GPU did in some steps, in microseconds a step: kernels that compute, those that
+wait for tokens, and neither.
 """
 
 import argparse
@@ -44,36 +45,65 @@ def case_of(name, turn):
     return prompts[:cut], outs[:cut]
 
 
-def measure(llm, name):
+class Waits:
+    """Counts steps of an engine, and the seconds it waits for their results."""
+
+    def __init__(self, llm):
+        self.executor = llm.llm_engine.engine.executor
+        self.submit, self.executor.submit = self.executor.submit, self.begin
+        self.steps = self.seconds = 0
+
+    def begin(self, plan):
+        self.steps += bool(plan.rows)
+        self.pending = self.submit(plan)
+        return Waited(self, self.pending)
+
+
+class Waited:
+    def __init__(self, waits, pending):
+        self.waits, self.pending = waits, pending
+
+    def wait(self):
+        began = time.perf_counter()
+        result = self.pending.wait()
+        self.waits.seconds += time.perf_counter() - began
+        return result
+
+
+def measure(llm, name, waits):
     for turn in (0, 1):
         prompts, outs = case_of(name, turn)
+        waits.steps = waits.seconds = 0
         began = time.perf_counter()
         run(llm, prompts, outs)
         seconds = time.perf_counter() - began
-    return {"case": name, "s": round(seconds, 3), "out_tok_s": round(sum(outs) / seconds, 1)}
+    rate = {"s": round(seconds, 3), "out_tok_s": round(sum(outs) / seconds, 1)}
+    return {"case": name, **rate, "steps": waits.steps, "waited_s": round(waits.seconds, 3)}
 
 
-def waits(llm, rows):
-    """What this process's GPU does while it decodes so many rows."""
+def trace(llm, rows, length):
+    """What this process's GPU does while it decodes so many rows behind prompts of a length."""
     rng = random.Random(rows)
-    prompts = [[rng.randrange(10, VOCAB) for _ in range(64)] for _ in range(rows)]
+    prompts = [[rng.randrange(10, VOCAB) for _ in range(length)] for _ in range(rows)]
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         run(llm, prompts, [STEPS] * rows)
         torch.cuda.synchronize()
-    kinds = {"tokens": "_receive_tokens", "states": "nccl"}
     spans = sorted(
         (one.time_range.start, one.time_range.end, one.name)
         for one in profile.events()
         if one.device_type == torch.autograd.DeviceType.CUDA
     )
-    spans = spans[len(spans) // 3 : -len(spans) // 6 or None]  # no prompts, no end
-    took = dict.fromkeys((*kinds, "computes"), 0.0)
-    for start, end, name in spans:
-        kind = next((key for key, part in kinds.items() if part in name), "computes")
-        took[kind] += end - start
-    steps = sum("nccl" in name for *_, name in spans) or 1
-    took["period"] = max(end for _, end, _ in spans) - spans[0][0]
-    return {"rows": rows, "steps": steps} | {key: round(us / steps, 1) for key, us in took.items()}
+    sent = [i for i, span in enumerate(spans) if "nccl" in span[2]]
+    first, last = sent[len(sent) // 2], sent[-4]  # no prompts, and no end
+    steps = sum(first <= i < last for i in sent)
+    found = {"period": spans[last][0] - spans[first][0], "computes": 0.0, "tokens": 0.0}
+    until = spans[first][0]
+    for start, end, name in spans[first:last]:
+        kind = "tokens" if "_receive_tokens" in name else "computes"
+        found[kind] += max(0.0, end - max(start, until))  # kernels overlap
+        until = max(until, end)
+    found["idle"] = found["period"] - found["computes"] - found["tokens"]
+    return {"rows": rows, "steps": steps} | {key: round(us / steps) for key, us in found.items()}
 
 
 def main():
@@ -84,7 +114,7 @@ def main():
     ap.add_argument("--kw", default="{}", help="more options of the engine, as JSON")
     ap.add_argument("--tokens", help="file to write the tokens to")
     ap.add_argument("--same-as", help="file with the tokens of another run")
-    ap.add_argument("--no-waits", action="store_true")
+    ap.add_argument("--traces", default="1x64,8x64,32x64,256x300", help="rows x prompt, or none")
     a = ap.parse_args()
     base = {"model": Path(a.model).name, "stages": a.stages, "kw": a.kw}
 
@@ -107,11 +137,13 @@ def main():
             Path(a.tokens).write_text(json.dumps(found))
         if a.same_as:
             want = json.loads(Path(a.same_as).read_text())
-            show({"same": found == want, "rows_same": [x == y for x, y in zip(found, want)]})
+            same = [sum(i == j for i, j in zip(x, y)) / len(x) for x, y in zip(found, want)]
+            show({"same": [round(share, 2) for share in same]})
+    waits = Waits(llm)
     for name in a.cases.split(","):
-        show(measure(llm, name))
-    for rows in () if a.no_waits or a.stages == 1 else (1, 8, 32):
-        show(waits(llm, rows))
+        show(measure(llm, name, waits))
+    for one in a.traces.split(",") if a.stages > 1 and a.traces else ():
+        show(trace(llm, *map(int, one.split("x"))))
     llm.llm_engine.engine.shutdown()
 
 
