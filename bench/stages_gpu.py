@@ -144,7 +144,6 @@ def main():
         show(measure(llm, name, waits))
     for one in a.traces.split(",") if a.stages > 1 and a.traces else ():
         show(trace(llm, *map(int, one.split("x"))))
-    llm.llm_engine.engine.shutdown()
 
 
 if __name__ == "__main__":

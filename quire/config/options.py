@@ -236,7 +236,8 @@ class SchedulerOptions:
     async_scheduling: bool | None = None
     """Plan the next step while one runs. None: on where it is faster (on a GPU)."""
     steps_in_flight: int | None = option(None, low=1, high=4)
-    """Steps planned before the first result has arrived. None: set by async_scheduling."""
+    """Steps planned before the first result has arrived. None: one more than pipeline stages if there
+    are several, else set by async_scheduling."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
