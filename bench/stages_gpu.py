@@ -78,6 +78,7 @@ def measure(llm, name, waits):
         run(llm, prompts, outs)
         seconds = time.perf_counter() - began
     rate = {"s": round(seconds, 3), "out_tok_s": round(sum(outs) / seconds, 1)}
+    rate["total_tok_s"] = round((sum(outs) + sum(map(len, prompts))) / seconds, 1)
     return {"case": name, **rate, "steps": waits.steps, "waited_s": round(waits.seconds, 3)}
 
 
@@ -122,7 +123,7 @@ def main():
         print(json.dumps(base | line), flush=True)
 
     began = time.perf_counter()
-    options = {"load_format": "dummy", "max_model_len": 4096, "pipeline_parallel_size": a.stages}
+    options = {"load_format": "dummy", "max_model_len": 8192, "pipeline_parallel_size": a.stages}
     llm = LLM(a.model, **options | json.loads(a.kw))
     config = llm.llm_engine.config
     show({

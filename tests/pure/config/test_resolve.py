@@ -495,6 +495,8 @@ def test_stages_on_gpus_have_a_step_each_in_flight_and_one_that_waits():
     found = run(device=replace(gpu(), count=4), **two).config
     assert found.parallel.ranks == 4
     assert found.scheduler.steps_in_flight == 3
+    one = run(device=gpu()).config.scheduler
+    assert found.scheduler.max_num_batched_tokens == 4096 < one.max_num_batched_tokens
 
 
 def test_how_ranks_run_follows_their_number_unless_it_is_given():
