@@ -9,7 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 python_version=${1:-3.12}
 NAMES="msgspec pydantic pydantic_core annotated-types typing-inspection typing_extensions fastapi starlette uvicorn
 httptools pyzmq llguidance jsonschema jsonschema-specifications referencing rpds-py gguf
-transformers huggingface_hub hf-xet httpx2 httpcore2 truststore"
+transformers huggingface_hub hf-xet httpx2 httpcore2 truststore opentelemetry-api"
 
 wanted=()
 for name in $NAMES; do

@@ -177,11 +177,11 @@ class ProcessGroupCollectives:
         count = partial(_count_named, self._counter)
         self.context_exchange = ContextExchange(group, mesh.dcp_rank, mesh.dcp, count)
 
-    def abort_in_thread(self) -> None:
+    def abort_in_threads(self) -> list[threading.Thread]:
         """End collectives that wait for a rank that is gone; no other may follow.
 
         Kernels over shared memory read a word of the host. NCCL ends its own when it is called in
-        another thread, and may not return itself.
+        another thread, and may not return itself. Returns: those threads.
         """
         if self._peers is not None:
             self._peers.abort.fill_(1)
@@ -192,9 +192,14 @@ class ProcessGroupCollectives:
             groups += self.dp_exchange.groups
         if self.context_exchange is not None:
             groups.append(self.context_exchange.group)
-        for group in groups:
-            if group is not None:
-                threading.Thread(target=group.abort, name="quire-abort", daemon=True).start()
+        threads = [
+            threading.Thread(target=group.abort, name="quire-abort", daemon=True)
+            for group in groups
+            if group is not None
+        ]
+        for thread in threads:
+            thread.start()
+        return threads
 
 
 def connect(

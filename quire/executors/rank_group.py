@@ -9,6 +9,8 @@ engine's thread. A rank that fails raises EngineDead here: see rank_monitor.
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -28,6 +30,8 @@ CALL_LIMIT_S = 600.0
 """Seconds for a start or a call: ranks load their weights in it."""
 CONNECT_LIMIT_S = 120.0
 """Seconds for the ranks to connect to each other, and to add up some numbers."""
+ABORT_S = 5.0
+"""Seconds to end the collectives of ranks that ended by themselves."""
 
 
 class BuildRunner(msgspec.Struct, tag=True, frozen=True):
@@ -183,7 +187,7 @@ class RankGroup:
         here = range(1, self.size if nodes is None else nodes.ranks.start)
         self._nodes = nodes
         self._sent = _SentMessages()
-        self._abort: Callable[[], None] | None = None
+        self._abort: Callable[[], Sequence[threading.Thread]] | None = None
         self._number = 0
         self._owner_pid = os.getpid()
         self._local = LocalRanks(here, self.size)
@@ -216,8 +220,9 @@ class RankGroup:
         ):
             self._expect(number, what, limit_s)
 
-    def set_abort(self, abort: Callable[[], None]) -> None:
-        """Have abort() called when the ranks have failed or ended: it ends rank 0's collectives.
+    def set_abort(self, abort: Callable[[], Sequence[threading.Thread]]) -> None:
+        """Have abort() called when the ranks have failed or ended: it ends rank 0's collectives, in
+        the threads that it returns.
 
         A communicator of NCCL that is destroyed, and not aborted, waits for the other ranks.
         """
@@ -307,7 +312,9 @@ class RankGroup:
         self._local.end()
         self.monitor.close()
         if self._abort is not None and not failed:
-            self._abort()
+            deadline = time.monotonic() + ABORT_S
+            for thread in self._abort():  # a program that ends before they do is aborted by CUDA
+                thread.join(max(0.0, deadline - time.monotonic()))
         self._abort = None
         if self._nodes is not None:
             self._nodes.close()

@@ -161,6 +161,13 @@ def test_a_manifest_is_of_one_config_and_gpu(tmp_path):
     assert task(tmp_path, num_gpu_blocks_override=77).manifest == base
     assert task(tmp_path, max_num_seqs=3).manifest != base
     assert task(tmp_path, max_model_len=128).manifest != base
+    assert task(tmp_path, runner="pooling").manifest != base
+    drafts = {"method": "ngram", "num_speculative_tokens": 4}
+    assert task(tmp_path, speculative_config=drafts).manifest != base
+    adapters = task(tmp_path, enable_lora=True).manifest
+    assert adapters != base
+    assert task(tmp_path, enable_lora=True, max_cpu_loras=7).manifest == adapters
+    assert task(tmp_path, enable_lora=True, max_lora_rank=64).manifest != adapters
     other = msgspec.structs.replace(task(tmp_path), capability=(8, 0))
     assert (
         build_task(other.config, other.options, None, tmp_path, other.capability, 108).manifest

@@ -136,15 +136,22 @@ def test_a_rank_that_fails_at_the_start_ends_the_start(folder, faults, point, do
     assert open_files() == before
 
 
-def test_collectives_are_aborted_once_when_an_engine_ends(folder, faults, monkeypatch):
-    """NCCL waits for the other ranks in a communicator that is dropped."""
-    aborted = []
-    monkeypatch.setattr(ProcessGroupCollectives, "abort_in_thread", lambda own: aborted.append(1))
+def test_collectives_are_aborted_once_and_awaited_when_an_engine_ends(folder, faults, monkeypatch):
+    """NCCL waits for the other ranks in a communicator that is dropped, and CUDA ends a program
+    that exits while it is aborted."""
+    aborts, done = [], []
+
+    def abort(own):
+        aborts.append(threading.Thread(target=lambda: done.append(time.sleep(0.1))))
+        aborts[-1].start()
+        return aborts
+
+    monkeypatch.setattr(ProcessGroupCollectives, "abort_in_threads", abort)
     executor = start(folder).llm_engine.engine.executor
-    assert not aborted
+    assert not aborts
     executor.shutdown()
     executor.shutdown()
-    assert len(aborted) == 1
+    assert len(aborts) == len(done) == 1
 
 
 @pytest.mark.long("a second of waiting; an engine")

@@ -56,6 +56,8 @@ SOURCES = (
     "sampling",
 )
 """Packages whose code decides which kernels an engine needs."""
+NO_KERNELS = ("model", "load", "sampling", "observe", "structured", "recovery", "health", "media")
+"""Sections of a config on which no kernel depends; of the model's, some fields do."""
 
 
 class KernelBuildTask(msgspec.Struct, frozen=True):
@@ -284,7 +286,8 @@ def write_manifest(path: Path, kernels: list[KernelSpec]) -> None:
 
 def _without_sizes(config: EngineConfig) -> EngineConfig:
     """Return the config without what differs between starts and machines and no kernel depends on:
-    one block in each memory, one thread, one engine, and no limits of the queue."""
+    one block in each memory, one adapter in host memory, one thread, one engine, and no limits of
+    the queue."""
     host = min(config.cache.num_host_blocks, 1)
     scheduler = replace(
         config.scheduler,
@@ -293,8 +296,11 @@ def _without_sizes(config: EngineConfig) -> EngineConfig:
         max_num_queued_tokens=None,
         policy="fcfs",
     )
+    adapters, encoder = config.adapters, config.media_encoder
     return replace(
         config,
+        adapters=adapters and replace(adapters, max_host=1, modules=()),
+        media_encoder=encoder and replace(encoder, cache_rows=encoder.step_rows),
         scheduler=scheduler,
         model=replace(config.model, logits_processors=()),
         cache=replace(config.cache, num_blocks=1, num_host_blocks=host),
@@ -310,10 +316,11 @@ def _manifest_key(
     sm_count: int,
     peers: bool,
 ) -> str:
-    sections = msgspec.to_builtins(
-        [config.cache, config.scheduler, config.device, config.parallel, config.model.logprobs_mode]
-    )
+    sections = {
+        name: value for name, value in msgspec.to_builtins(config).items() if name not in NO_KERNELS
+    }
     model = [config.model.dtype, config.model.quantization, config.model.vocab, repr(model_config)]
+    model.append(config.model.logprobs_mode)
     versions = [version("torch"), version("triton"), _source_digest()]
     facts = [sections, model, versions, capability, sm_count, config.load.format == "dummy", peers]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]

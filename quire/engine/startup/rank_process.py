@@ -148,7 +148,7 @@ class Ranks:
         timer.lap("meeting")
         group.status.begin(LOAD)
         if isinstance(comm, ProcessGroupCollectives):
-            group.set_abort(comm.abort_in_thread)
+            group.set_abort(comm.abort_in_threads)
             if self._device.type == cuda.name:
                 log.info(
                     "%d x %s, link %s; sums over ranks run through %s",

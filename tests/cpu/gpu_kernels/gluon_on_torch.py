@@ -18,6 +18,9 @@ class Pointer:
     def __add__(self, more):
         return Pointer(self.data, self.at + more)
 
+    def __sub__(self, less):
+        return self + -less
+
     def places(self, mask=None):
         at = torch.as_tensor(self.at)
         return at if mask is None else torch.where(mask, at, 0)
