@@ -185,17 +185,15 @@ class ProcessGroupCollectives:
         """
         if self._peers is not None:
             self._peers.abort.fill_(1)
-        if self.tokens is not None:
-            threading.Thread(target=self.tokens.abort, name="quire-abort", daemon=True).start()
         groups = [self._group, self._stages]
         if self.dp_exchange is not None:
             groups += self.dp_exchange.groups
         if self.context_exchange is not None:
             groups.append(self.context_exchange.group)
         threads = [
-            threading.Thread(target=group.abort, name="quire-abort", daemon=True)
-            for group in groups
-            if group is not None
+            threading.Thread(target=one.abort, name="quire-abort", daemon=True)
+            for one in (*groups, self.tokens)
+            if one is not None
         ]
         for thread in threads:
             thread.start()
