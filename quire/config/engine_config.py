@@ -129,6 +129,7 @@ class ParallelSection:
     backend: Literal["mp", "uni", "external_launcher"] = "uni"
     step_limit_s: float = 10.0  # seconds that any step of several ranks may take
     custom_all_reduce: bool = True  # GPUs add what they read of each other's memory, if they can
+    sends_tokens: bool = True  # the last stage to the first, so a step need not wait for the host
 
     @property
     def stages(self) -> int:

@@ -207,7 +207,7 @@ class SchedulerOptions:
 
     max_num_batched_tokens: int | None = option(None, low=1, parse="count")
     """Maximum of tokens per step. None: 16384 offline and 8192 in the server on a GPU of 70 GiB or
-    more, 8192 and 2048 on smaller ones, 4096 and 2048 on a CPU."""
+    more, 8192 and 2048 on smaller ones, 4096 and 2048 on a CPU; 4096 at most over stages."""
     max_num_seqs: int | None = option(None, low=1, parse="count")
     """Maximum of sequences per step. None: 1024 on a GPU of 70 GiB or more, else 256; in the server
     on a CPU 128."""
@@ -236,7 +236,8 @@ class SchedulerOptions:
     async_scheduling: bool | None = None
     """Plan the next step while one runs. None: on where it is faster (on a GPU)."""
     steps_in_flight: int | None = option(None, low=1, high=4)
-    """Steps planned before the first result has arrived. None: set by async_scheduling."""
+    """Steps planned before the first result has arrived. None: set by async_scheduling; with
+    pipeline stages one more than there are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

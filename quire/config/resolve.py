@@ -65,6 +65,8 @@ log = logging.getLogger(__name__)
 BLOCK_SIZE = 16
 SERVER_INTER_TOKEN_S = 0.04
 LONG_PREFILL_SHARE = 0.04
+MAX_STAGED_TOKENS = 4096
+"""Of a step over pipeline stages: more fill a GPU no better, and the stages later."""
 QUEUED_REQUESTS = 4096
 QUEUED_TOKENS = 4 << 20
 POOLED_FACTOR = 16
@@ -350,6 +352,8 @@ def resolve_max_num_batched_tokens(
             )
         return int(why.record("scheduler.max_num_batched_tokens", requested, "requested"))
     tokens, reason = _default_max_num_batched_tokens(device, server)
+    if options.parallel.pipeline_parallel_size > 1 and tokens > MAX_STAGED_TOKENS:
+        tokens, reason = MAX_STAGED_TOKENS, "each stage waits for the one before at the first step"
     if whole and tokens < shape.max_model_len:
         tokens, reason = shape.max_model_len, "no chunked prefill: the longest prompt in one step"
     most = shape.max_num_seqs * shape.max_model_len
@@ -515,7 +519,7 @@ def _resolve_steps_in_flight(
             raise ConfigError(f"{message}, got {requested.steps_in_flight}: give one of them")
         return int(why.record(name, requested.steps_in_flight, "requested"))
     if shape.stages > 1 and requested.async_scheduling is not False:
-        return int(why.record(name, shape.stages, "one for each pipeline stage"))
+        return int(why.record(name, shape.stages + 1, "pipeline stages, and one that waits"))
     if requested.async_scheduling is not None:
         return int(why.record(name, 2 if requested.async_scheduling else 1, "async_scheduling"))
     if device.kind == "cpu":

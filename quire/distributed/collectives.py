@@ -6,6 +6,7 @@ in quire.kernels.collectives.
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
@@ -21,6 +22,7 @@ from quire.distributed.counted_collectives import COUNTED_COLLECTIVES
 from quire.distributed.dp_exchange import DataParallelExchange
 from quire.distributed.mesh import Mesh
 from quire.distributed.peer_memory import connect_peers
+from quire.distributed.stage_tokens import GroupTokens, TokenTransport, kept_messages
 from quire.errors import ConfigError, EngineError
 from quire.kernels import collectives as ops
 from quire.kernels.formats.peer_memory import PeerMemory
@@ -100,6 +102,8 @@ class ProcessGroupCollectives:
     """Of the experts that data-parallel ranks share; None: there is one such rank."""
     context_exchange: ContextExchange | None = None
     """Of the tokens of sequences; None: each rank has those of its KV heads."""
+    tokens: TokenTransport | None = None
+    """Of sampled tokens to the first stage's device; None: they go through the host."""
 
     def __init__(
         self,
@@ -163,6 +167,11 @@ class ProcessGroupCollectives:
             replicas, ranks, partial(_count_named, self._counter)
         )
 
+    def share_tokens(self, group: ops.Group, mesh: Mesh) -> None:
+        """Set the transport of tokens over a group of the first and the last stage."""
+        count = partial(_count_named, self._counter)
+        self.tokens = GroupTokens(group, kept_messages(mesh), count)
+
     def share_context(self, group: ops.Group, mesh: Mesh) -> None:
         """Set the exchange of the ranks of this group. It must not refer to this object."""
         count = partial(_count_named, self._counter)
@@ -182,9 +191,9 @@ class ProcessGroupCollectives:
         if self.context_exchange is not None:
             groups.append(self.context_exchange.group)
         threads = [
-            threading.Thread(target=group.abort, name="quire-abort", daemon=True)
-            for group in groups
-            if group is not None
+            threading.Thread(target=one.abort, name="quire-abort", daemon=True)
+            for one in (*groups, self.tokens)
+            if one is not None
         ]
         for thread in threads:
             thread.start()
@@ -206,7 +215,8 @@ def connect(
     rendezvous: an empty file, or one that does not exist yet, the same for all ranks of one host,
     which only this user may write; or a store. The ranks find each other's addresses in it.
     host: the address that gloo's sockets listen on. They do not authenticate: keep it private.
-    counter: see ProcessGroupCollectives. peer_sums: GPUs may add through each other's memory.
+    counter: see ProcessGroupCollectives. peer_sums: GPUs may access each other's memory, for sums
+    and for tokens of stages.
     Blocks until all ranks have joined. No object is pickled.
 
     Raises: ConfigError if the mesh has several ranks and no rendezvous is given.
@@ -238,6 +248,12 @@ def connect(
         first = mesh.rank - mesh.pp_rank * mesh.tp
         stages, _ = join(f"pp{first}", mesh.pp_rank, mesh.pp)
     comm = ProcessGroupCollectives(group, peers, counter, stages)
+    if mesh.pp > 1 and mesh.pp_rank in (0, mesh.pp - 1):
+        if device.type == "cuda" and peer_sums:
+            kind = importlib.import_module("quire.distributed.peer_tokens")  # with its kernels
+            comm.tokens = kind.connect(mesh, dist.PrefixStore("tokens", rendezvous), device)
+        elif device.type != "cuda":
+            comm.share_tokens(join(f"tokens{first}", int(mesh.pp_rank > 0), 2)[0], mesh)
     if mesh.dp > 1:
         replicas, _ = join(f"dp{mesh.rank % (mesh.tp * mesh.pp)}", mesh.dp_rank, mesh.dp)
         ranks, _ = join(f"ep{mesh.pp_rank}", mesh.ep_rank, mesh.ep)

@@ -43,6 +43,7 @@ from quire.core.scheduling.order.fifo import Fifo
 from quire.core.scheduling.order.priority import Priority
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.snapshot import ExpertBalanceStats
+from quire.distributed.collectives import ProcessGroupCollectives
 from quire.distributed.mesh import Mesh
 from quire.engine.core.adapter_scaling import AdapterScaling
 from quire.engine.core.adapter_store import AdapterStore
@@ -327,6 +328,9 @@ def _assemble_rank(
     if ranks is not None:
         device, mesh, comm = ranks.join(found.folder, timer)
         group = ranks
+        if isinstance(comm, ProcessGroupCollectives):
+            sends = comm.tokens is not None
+            config = replace(config, parallel=replace(config.parallel, sends_tokens=sends))
     elif config.parallel.backend == "external_launcher":
         launched = join_launched_ranks(config)
         device, mesh, comm, group = launched.device, launched.mesh, launched.comm, launched

@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from torch import Tensor
+
 from quire.core.types import BlockCopy, StepResult, TokenLogprobs
 from quire.runner.parts.base import StepPart
 from quire.runner.slots import BlockTableUpdate
@@ -30,6 +32,12 @@ class StepHandle(Protocol):
 
 class DeviceWorker(Protocol):
     """The device's part of a step."""
+
+    @property
+    def last_tokens(self) -> Tensor:
+        """[slots] int32: the last sampled token of each, which steps read in place of UNKNOWN. On
+        the first of several stages it is what the last one sends."""
+        ...
 
     def execution_context(self) -> AbstractContextManager[object]:
         """The context in which a step runs."""

@@ -14,14 +14,16 @@ from contextlib import contextmanager
 
 import torch
 
-from quire.core.types import StepResult
+from quire.core.types import UNKNOWN, StepResult
 from quire.distributed.stage_link import StageLink
+from quire.distributed.stage_tokens import StageTokens
 from quire.models.base import LanguageModel
 from quire.runner.device_worker import CompletedStep, DeviceWorker, StepHandle
 from quire.runner.expert_steps import ExpertSteps
 from quire.runner.media.media_rows import find_media_rows
 from quire.runner.model_input import ModelInput
 from quire.runner.profiler import span
+from quire.runner.step_batch import EMPTY_BATCH
 from quire.sampling.sampler import Sampler
 
 
@@ -35,10 +37,13 @@ class ModelRunner:
         worker: DeviceWorker,
         link: StageLink | None = None,
         experts: ExpertSteps | None = None,
+        tokens: StageTokens | None = None,
     ) -> None:
         """link: to other pipeline stages; None: there are none. experts: of the rows of other
-        data-parallel ranks; None: there are none."""
+        data-parallel ranks; None: there are none. tokens: from the last stage to the first; None:
+        they go through the host, or there is one stage."""
         self._experts = experts or ExpertSteps()
+        self.tokens = tokens or StageTokens()
         self.model = model
         self.worker = worker
         self.sampler = sampler
@@ -71,10 +76,13 @@ class ModelRunner:
     @contextmanager
     def _exchanges(self, step: ModelInput) -> Iterator[None]:
         """The context of a step, which takes part in all that other ranks wait for."""
-        tokens = 0 if step.batch is None else len(step.batch.token_ids)
+        batch, unknown = step.batch or EMPTY_BATCH, ()
+        if self.tokens.receives:
+            unknown = batch.token_slots[batch.token_ids == UNKNOWN].tolist()
         with (
             self.worker.execution_context(),
-            self.link.step(tokens),
+            self.tokens.step(unknown, batch.sampled_slots),
+            self.link.step(len(batch.token_ids)),
             self._experts.step(step.dp_tokens),
         ):
             yield

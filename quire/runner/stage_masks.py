@@ -1,7 +1,7 @@
 """Stage masks: grammar masks of a step, made where the grammars are for the stage that samples.
 
 The engine's process has the grammars and runs the first pipeline stage. When it builds a step all
-tokens before are known, because a sequence is in one step at a time: so the masks go with the step.
+tokens before are known, because such a sequence is in one step at a time: so the masks go with it.
 The tokens come back with the result, and are committed to the matchers then. Masks behind drafts
 are those of copies of the matchers, of which the one that has come as far as the result stays.
 """

@@ -76,6 +76,12 @@ def test_stages_on_gpus_answer_as_one_does(one, staged, feature):
     engine.check()
 
 
+def test_tokens_reach_the_first_stage_without_the_host(staged):
+    config = staged.llm_engine.config
+    assert config.parallel.sends_tokens
+    assert config.scheduler.steps_in_flight > config.parallel.stages
+
+
 def test_logprobs_come_from_the_last_stage(one, staged):
     found = (FEATURES["logprobs"](llm) for llm in (one, staged))
     for (token, value), (token_too, other) in zip(*found, strict=True):

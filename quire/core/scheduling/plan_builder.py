@@ -6,6 +6,7 @@ ranks each gets a plan of its own, with its rows, slots and blocks.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from itertools import chain
@@ -40,6 +41,9 @@ class StepBudgets:
             if type(one).take_each_decode_row is not StepBudget.take_each_decode_row
         ]
         self.sending = [one for one in budgets if type(one).plan_part is not StepBudget.plan_part]
+        self.postponing = [
+            one for one in budgets if type(one).postponed is not StepBudget.postponed
+        ]
 
 
 class PlanBuilder:
@@ -80,6 +84,13 @@ class PlanBuilder:
             if not n:
                 return budget.allows_overtaking
         return False
+
+    def candidates(self, running: Iterable[Sequence]) -> list[Sequence]:
+        """Return the running sequences that may have a row, in their order."""
+        for budget in self._budgets.postponing:
+            postponed = budget.postponed()
+            running = [seq for seq in running if seq not in postponed]
+        return list(running)
 
     @property
     def full(self) -> bool:

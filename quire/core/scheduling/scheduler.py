@@ -58,7 +58,6 @@ log = logging.getLogger(__name__)
 MAX_SKIPPED = 64
 """Maximum of waiting sequences that a step skips to start a later one."""
 
-
 _UPDATE_TAIL = tuple(Update._field_defaults.values())[5:]
 """Default values of the fields of an Update after cached_tokens."""
 
@@ -268,7 +267,7 @@ class Scheduler:
         running, size, token = SequenceState.RUNNING, self._block_size, Wants.TOKEN
         new_tuple = tuple.__new__  # makes a Row without the call of its constructor
         rows, slack, ones = draft.rows, draft.free_decode_rows(), 0
-        for seq in list(self._running):
+        for seq in draft.candidates(self._running):
             tokens, start = seq.tokens, seq.planned
             length = start + 1
             if (
@@ -307,6 +306,7 @@ class Scheduler:
                 seq, n, lambda victim: self._preempt(victim, draft)
             )
             n = draft.allowed_tokens(seq, most=some) if 0 < some < n else some
+            draft.short_ranks.update(() if some else (seq.dp_rank,))  # none takes what it waits for
         if n:
             draft.add(seq, n)
 

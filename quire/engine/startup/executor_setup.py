@@ -25,6 +25,7 @@ from quire.config.stages import stage_cache, stage_layers
 from quire.distributed.collectives import Collectives, ProcessGroupCollectives
 from quire.distributed.mesh import Mesh
 from quire.distributed.stage_link import StageLink
+from quire.distributed.stage_tokens import StageTokens
 from quire.engine.core.adapter_scaling import needs_scaling
 from quire.engine.core.adapter_store import AdapterStore
 from quire.engine.startup.drafter_setup import LoadedDrafter, build_drafter, drafts_with_weights
@@ -365,7 +366,10 @@ def build_runner(
     if isinstance(comm, ProcessGroupCollectives) and comm.dp_exchange is not None:
         like = torch.empty(0, dtype=DTYPES[config.model.dtype], device=device)
         experts = ExpertSteps(model, comm.dp_exchange, like)
-    return ModelRunner(model, sampler, worker, link, experts)
+    tokens = None
+    if isinstance(comm, ProcessGroupCollectives) and comm.tokens and link is not None:
+        tokens = StageTokens(link.mesh, comm.tokens, worker.last_tokens)
+    return ModelRunner(model, sampler, worker, link, experts, tokens)
 
 
 _WORKERS = {

@@ -28,6 +28,7 @@ from quire.core.types import BlockCopy, Pooling, StopConditions
 from quire.distributed.collectives import ProcessGroupCollectives
 from quire.distributed.mesh import Mesh, mesh_of
 from quire.distributed.peer_memory import PROGRAMS
+from quire.distributed.peer_tokens import PeerTokens
 from quire.engine.startup.drafter_setup import load_drafter
 from quire.engine.startup.executor_setup import (
     build_runner,
@@ -138,6 +139,9 @@ def _meta_collectives(mesh: Mesh, *, peers: bool) -> ProcessGroupCollectives:
         abort = torch.zeros(1, dtype=torch.int32)
         memory = PeerMemory(areas, abort, mesh.tp_rank, mesh.tp, PROGRAMS) if peers else None
     comm = ProcessGroupCollectives(group, memory, stages=MetaGroup(mesh.pp))
+    if mesh.pp > 1 and mesh.pp_rank in (0, mesh.pp - 1) and peers:
+        area = torch.empty(1, dtype=torch.int64, device=META)
+        comm.tokens = PeerTokens(area, torch.zeros(1, dtype=torch.int32))
     if mesh.dcp > 1:
         comm.share_context(MetaGroup(mesh.dcp), mesh)
     return comm
@@ -149,6 +153,9 @@ def run_steps(runner: Any, config: EngineConfig) -> None:
     scheduler = config.scheduler
     rows = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
     worker, sampler = runner.worker, runner.sampler
+    for _ in range(2):  # the second reads a token that the first samples
+        with runner.tokens.step([0], [0]):
+            pass
     with with_two_layers_per_kind(model):
         if config.cache.groups:
             _run_block_operations(worker, config)

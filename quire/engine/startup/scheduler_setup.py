@@ -120,9 +120,16 @@ def build_pipeline_limit(
     """The limit of an engine with pipeline stages; none without."""
     if config.parallel.stages == 1:
         return []
-    section, serialize = config.scheduler, lambda: isolation.serialize_steps
-    divides = section.chunked_prefill
-    return [PipelineLimit(section.steps_in_flight, queue, serialize, divides=divides)]
+    section, parallel = config.scheduler, config.parallel
+    return [
+        PipelineLimit(
+            min(parallel.stages, section.steps_in_flight),
+            queue,
+            lambda: isolation.serialize_steps,
+            divides=section.chunked_prefill,
+            sends_tokens=parallel.sends_tokens,
+        )
+    ]
 
 
 def build_encoder_budget(section: EncoderSection | None) -> list[StepBudget]:

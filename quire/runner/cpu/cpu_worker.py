@@ -70,7 +70,8 @@ class CpuWorker:
         shape = (slots.max_seqs, slots.width)
         self._groups = slots.groups
         self.tables = [np.full(shape, NO_BLOCK, dtype=np.int32) for _ in range(slots.tables)]
-        self._last_token = np.zeros(slots.max_seqs, dtype=np.int32)
+        self.last_tokens = torch.zeros(slots.max_seqs, dtype=torch.int32)
+        self._last_token = self.last_tokens.numpy()
         # without a spare core, filling masks would delay one of the kernels' threads, and so all
         native = library.load_library()
         self._has_spare_core = native is not None and cpu.available_cores() > native.threads

@@ -105,7 +105,7 @@ class CudaWorker:
         drafts."""
         device = sampler.device
         link = link or StageLink()
-        depth = max(NUM_STAGING_BUFFERS, link.mesh.pp + 1)
+        depth = max(NUM_STAGING_BUFFERS, link.mesh.pp + 2)
         rows = slots.max_seqs
         drafts = draft_rows(rows, max_drafts, max_tokens) if generates else 0
         self._max_rows = rows + drafts  # more than a step has, whatever joins beside drafts
@@ -121,10 +121,10 @@ class CudaWorker:
         self._tables = torch.zeros(
             (slots.tables, rows, self._width), dtype=torch.int32, device=device
         )
-        self._last_token = torch.zeros(rows, dtype=torch.int32, device=device)
+        self.last_tokens = torch.zeros(rows, dtype=torch.int32, device=device)
         self.proposals: DraftProposals | None = None
         if drafter is not None:
-            state = SlotState(self._tables, self._last_token, self._block_size)
+            state = SlotState(self._tables, self.last_tokens, self._block_size)
             self.proposals = DraftProposals(drafter, state, self._max_rows)
         self._kv_memory = KVMemory(cache, host_cache, device)
         self._pinned_io = PinnedIO(self._max_rows, depth, device)
@@ -139,7 +139,7 @@ class CudaWorker:
             most, self._max_rows, slots.has_rotary, depth, device, axes
         )
         self._table_staging = StagingBuffer(4 * align_words(rows + most), depth, device)
-        self._results = ResultBuffers(self._last_token, self._max_rows, depth)
+        self._results = ResultBuffers(self.last_tokens, self._max_rows, depth)
         self._hidden: Tensor | None = None  # [M, E] of a forward graph, sampled after it
         self._max_tokens = most
         self._eager = eager
@@ -179,7 +179,7 @@ class CudaWorker:
         apart.
         """
         with self.execution_context():
-            touch_memory(self._last_token.device, [size], [piece] * pieces)
+            touch_memory(self.last_tokens.device, [size], [piece] * pieces)
 
     @torch.inference_mode()
     def warm_up_kernels(self) -> None:
@@ -373,7 +373,7 @@ class CudaWorker:
             mail.state,
             mail.inbox,
             mail.device_inputs,
-            self._last_token,
+            self.last_tokens,
             self._tables,
             ids,
             kv_slots,
@@ -392,7 +392,7 @@ class CudaWorker:
         ids, tops = self._sampler.choose(logits, views.row_slots, views.outputs, graph.kind)
         lazy_fusion.flush()
         kernels.store_decode_results(
-            mail.state, ids, tops, views.row_slots, self._last_token, mail.outbox, mail.stride
+            mail.state, ids, tops, views.row_slots, self.last_tokens, mail.outbox, mail.stride
         )
 
     def _mixed(
@@ -465,7 +465,7 @@ class CudaWorker:
             views.token_ids,
             views.token_slots,
             views.positions,
-            self._last_token,
+            self.last_tokens,
             self._tables,
             ids,
             kv_slots,

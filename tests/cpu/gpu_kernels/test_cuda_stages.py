@@ -67,11 +67,29 @@ class Both:
             self.send = behind.send
 
 
+class Tokens:
+    """Both ends of the way of tokens from the last stage to the first."""
+
+    def __init__(self):
+        self.sent, self.expected, self.received = [], 0, []
+
+    def send(self, last_tokens):
+        self.sent.append(last_tokens.clone())
+
+    def expect(self, last_tokens):
+        self.expected += 1
+        return self.expected
+
+    def receive(self, number, last_tokens):
+        self.received.append(number)
+        last_tokens.copy_(self.sent[number - 1])
+
+
 class Stages:
     """An executor of all stages: a step runs through them before the next is launched."""
 
-    def __init__(self, runners, shape):
-        self.inputs, self.runners = ModelInputBuilder(shape), runners
+    def __init__(self, runners, shape, tokens):
+        self.inputs, self.runners, self.tokens = ModelInputBuilder(shape), runners, tokens
         self.own = [Executor(self.inputs, one, threaded=False) for one in runners]
         self.masks = MaskSender(runners[0].sampler.constrained_slots)
         self.parts = load_part_types()
@@ -108,12 +126,13 @@ def engine_of(hf, layers, *, captured=True, **settings):
     def staged(model, config, processors=(), grammars=None, pooler=None, drafter=None):
         model_type, model_config = read_model_config(hf)
         pipes = [Pipe() for _ in layers[1:]]
-        runners = []
+        runners, tokens = [], Tokens()
         for stage in range(len(layers)):
             mesh = mesh_of(config.parallel, stage)
             ends = [None, *pipes, None]
             group = Both(ends[stage], ends[stage + 1])
             comm = ProcessGroupCollectives(None, stages=group)
+            comm.tokens = tokens if stage in (0, len(layers) - 1) else None
             link = StageLink(mesh, comm, model_config.hidden)
             part = build_model(
                 model_type,
@@ -131,7 +150,7 @@ def engine_of(hf, layers, *, captured=True, **settings):
             runners.append(
                 build_runner(part, config, processors, own, None, None, None, comm, link)
             )
-        return Stages(runners, table_shape(config))
+        return Stages(runners, table_shape(config), tokens)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiny, "build_executor", staged)
@@ -146,11 +165,11 @@ def engine_of(hf, layers, *, captured=True, **settings):
 
 MODELS = {"full": tiny.TINY, "windows": tiny.WINDOWED}
 PATHS = {
-    "two": ("full", (1, 1), dict(depth=2, budget=200)),
+    "two": ("full", (1, 1), dict(depth=3, budget=200)),
     "three, chunks, preempted": (
-        "windows", (1, 1, 1), dict(depth=3, budget=9, num_blocks=21, prefix=False)
+        "windows", (1, 1, 1), dict(depth=4, budget=9, num_blocks=21, prefix=False)
     ),
-    "eager": ("full", (1, 1), dict(depth=2, eager=True)),
+    "eager": ("full", (1, 1), dict(depth=3, eager=True)),
     "host tier": ("full", (1, 1), dict(depth=2, num_blocks=7, host_blocks=20)),
     "uneven": ("windows", (2, 1), dict(depth=4)),
 }  # fmt: skip
@@ -166,6 +185,11 @@ def test_stages_of_cuda_workers_give_the_tokens_of_the_cpu(acted, replayed, name
     got, _ = tiny.run(engine, workload(), stagger=2)
     assert {key: got[key] for key in want} == want
     assert len(got["c", 0]) == 5
+    tokens = engine.executor.tokens
+    assert len(tokens.sent) == tokens.expected
+    assert tokens.received == sorted(tokens.received)
+    depth, stages = settings["depth"], len(layers)
+    assert len(tokens.received) > (len(tokens.sent) / 3 if depth > stages else 1), tokens.received
     if name == "two":
         shapes = {key for key, _ in replayed if isinstance(key, GraphShape)}
         assert {shape.decodes > 0 for shape in shapes} == {True, False}

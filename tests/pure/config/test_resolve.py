@@ -490,11 +490,13 @@ def test_ranks_on_gpus_need_as_many():
     assert (found.parallel.tensor, found.parallel.backend) == (2, "mp")
 
 
-def test_stages_on_gpus_have_a_step_each_in_flight():
+def test_stages_on_gpus_have_a_step_each_in_flight_and_one_that_waits():
     two = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
     found = run(device=replace(gpu(), count=4), **two).config
     assert found.parallel.ranks == 4
-    assert found.scheduler.steps_in_flight == 2
+    assert found.scheduler.steps_in_flight == 3
+    one = run(device=gpu()).config.scheduler
+    assert found.scheduler.max_num_batched_tokens == 4096 < one.max_num_batched_tokens
 
 
 def test_how_ranks_run_follows_their_number_unless_it_is_given():

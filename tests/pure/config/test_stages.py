@@ -95,7 +95,7 @@ def test_a_stage_holds_its_layers_alone():
     assert half.config.cache.num_blocks == 2 * whole.config.cache.num_blocks
     assert half.plan.weight_bytes < whole.plan.weight_bytes
     assert len(half.config.cache.layers) == 8, "the scheduler's cache is that of the model"
-    assert half.config.scheduler.steps_in_flight == 2
+    assert half.config.scheduler.steps_in_flight == 3
     uneven = run(hf, FOUR, pipeline_parallel_size=2, pipeline_layers="6,2", **sizes)
     assert uneven.config.cache.num_blocks == whole.config.cache.num_blocks * 8 // 6
     host = {"kv_offloading_size": 1.0}

@@ -33,9 +33,20 @@ def test_pooled_results_beside_tokens_are_of_the_whole_prompt(seed):
     random_run(seed, pooled=0.5)
 
 
+def staged_run(seed):
+    more = {"drafts": 0, "proposer": None} if seed % 2 else {}
+    random_run(seed, stages=2 + seed % 3, depth=1 + seed % 5, model_proposes=False, **more)
+
+
 @pytest.mark.parametrize("seed", range(tiers.amount(20, 400)))
 def test_output_does_not_depend_on_the_number_of_pipeline_stages(seed):
-    random_run(seed, staged=True, depth=1 + seed % 5, drafts=0, proposer=None, model_proposes=False)
+    staged_run(seed)
+
+
+@pytest.mark.parametrize("seed", [83, 162, 172])
+def test_none_starts_while_a_running_sequence_waits_for_blocks(seed):
+    """In these runs it would take them, be preempted for them, and start again, for ever."""
+    staged_run(seed)
 
 
 @pytest.mark.parametrize("seed", range(tiers.amount(30, 400)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 
 import pytest
 from hypothesis import given
@@ -32,7 +33,7 @@ from quire.core.scheduling.limits.undivided_runs import UndividedRunLimit
 from quire.core.scheduling.order.fair import FairQueue
 from quire.core.scheduling.order.fifo import Fifo
 from quire.core.scheduling.plan_builder import PlanBuilder, StepBudgets
-from quire.core.types import UNKNOWN, MediaItem, SequenceState, Wants
+from quire.core.types import UNKNOWN, MediaItem, Row, SequenceState, ThinkingBudget, Wants
 from quire.errors import TooLong
 from tests.pure.core.builders import request, sequence
 from tests.pure.core.workload import Run, Setup
@@ -134,10 +135,10 @@ def state_of(limit):
 
 def shared_objects(limit):
     """Return the objects by id that a deep copy must share, as they have no value equality."""
-    held = [
-        one for value in vars(limit).values() if isinstance(value, dict | list) for one in value
-    ]
-    found = [*held, *vars(limit).values()]
+    found = [*vars(limit).values()]
+    for value in found:  # grows
+        if isinstance(value, dict | list | set | deque):
+            found += value
     return {id(one): one for one in found if type(one).__eq__ is object.__eq__}
 
 
@@ -178,6 +179,7 @@ def test_free_decode_rows_are_granted_and_counted_like_others(make, size, want_l
         assert limit.allow(one, 1) == 1
         limit.take(one, 1)
     other.take_decode_rows(rows)
+    other.take_each_decode_row([Row(one, 9, 1, Wants.TOKEN)] * rows)
     assert state_of(other) == state_of(limit)
 
 
@@ -371,24 +373,84 @@ def test_decoding_rows_are_never_limited():
     assert limit.allow(prompt_of(9), 9) == 0
 
 
+def decoding(token=7, **fields):
+    """Return a running sequence whose last token no step has computed. token: UNKNOWN or known."""
+    tokens = {"prompt": range(3), "output": [token], "planned": 3, "plain_len": 99}
+    return sequence(state=SequenceState.RUNNING, **tokens | fields)
+
+
 def test_steps_of_a_pipeline_share_the_decoding_sequences():
     limit = PipelineLimit(3, queue := Fifo(), lambda: serialized)
     queue.push(sequence(prompt=range(9)))
     serialized = False
-    rows = [
-        sequence(prompt=range(3), output=[7], planned=3, state=SequenceState.RUNNING)
-        for _ in range(7)
-    ]
+    rows = [decoding() for _ in range(7)]
     limit.begin_step(8)
     taken = [limit.allow(row, 1) and not limit.take(row, 1) for row in rows]
     assert taken == [True] * 3 + [0] * 4, "a third of those that run"
+    assert limit.free_decode_rows() == 0
     assert limit.allow(sequence(prompt=range(9), state=SequenceState.RUNNING), 9) == 9, "a prompt"
-    late = sequence(prompt=range(3), output=[UNKNOWN], planned=3, state=SequenceState.RUNNING)
-    limit.begin_step(8)
-    assert limit.allow(late, 1) == 0, "its token is in flight"
     serialized = True
     limit.begin_step(8)
-    assert limit.left == 7
+    assert limit.left == limit.free_decode_rows() == 7
+
+
+def test_a_row_follows_that_of_its_group_before_its_token_is_known():
+    """Three stages, so three groups: a sequence has a row in one of three steps."""
+    limit = PipelineLimit(3, Fifo(), lambda: False)
+    row, chunk = decoding(), sequence(prompt=range(9000), state=SequenceState.RUNNING)
+    limit.begin_step(3)
+    limit.take(row, 1)
+    limit.take(chunk, 3000)
+    row.planned += 1
+    row.tokens.append(UNKNOWN)
+    for step in range(2):
+        limit.begin_step(3)
+        assert limit.postponed() == {row}
+        assert limit.allow(row, 1) == 0, step
+        assert limit.allow(chunk, 1) == 1, "no token is read"
+    limit.begin_step(3)
+    assert not limit.postponed()
+    assert limit.allow(row, 1) == 1
+    limit.take_each_decode_row([Row(row, 4, 1, Wants.TOKEN)])
+    row.planned += 1
+    row.tokens.append(UNKNOWN)
+    for _ in range(3):
+        limit.begin_step(3)
+    assert limit.allow(row, 1) == 0, "two of its rows are in flight"
+    row.tokens[-2] = 7
+    assert limit.allow(row, 1) == 1
+    limit.begin_step(1)
+    limit.take(row, 1)
+    limit.begin_step(1)
+    assert not limit.postponed()
+    assert limit.allow(row, 1) == 1, "alone it has a row in each step"
+    limit.take(row, 1)
+    row.planned += 1
+    row.tokens.append(UNKNOWN)
+    limit.begin_step(1)
+    assert limit.postponed() == {row}, "but no third one in flight"
+
+
+def test_rows_that_need_their_token_on_the_host_wait_for_it():
+    limit = PipelineLimit(2, Fifo(), lambda: False)
+    through_host = PipelineLimit(2, Fifo(), lambda: False, sends_tokens=False)
+    for one in (limit, through_host):
+        one.begin_step(1)
+    plain, drafted, thinks = decoding(UNKNOWN), decoding(UNKNOWN, plain_len=0), decoding()
+    thinks.request = request(thinking=ThinkingBudget(9, (1,)))
+    assert limit.allow(plain, 1) == 1
+    assert limit.allow(drafted, 2) == 0
+    assert through_host.allow(plain, 1) == through_host.free_decode_rows() == 0
+    limit.take_each_decode_row([Row(thinks, 3, 1, Wants.TOKEN)])
+    thinks.tokens.append(UNKNOWN)
+    thinks.planned += 1
+    limit.begin_step(1)
+    assert limit.postponed() == {thinks}
+    assert limit.allow(thinks, 1) == 0
+    thinks.tokens[-1] = 5
+    limit.begin_step(1)
+    assert not limit.postponed()
+    assert limit.allow(thinks, 1) == 1
 
 
 def test_steps_of_a_pipeline_share_a_prompt():

@@ -110,7 +110,7 @@ class Setup:
     model_proposes: bool = False  # else the scheduler proposes
     skips: object = None  # random.Random: a tenth of the rows yields no token
     ranks: int = 1  # data-parallel ones, each with blocks and slots as above
-    staged: bool = False  # steps in flight have different sequences
+    stages: int = 1  # of a pipeline, whose steps have different sequences
     states: tuple = ()  # of recurrent layers: checkpoints, tokens between two; (): there are none
 
     def limits(self, order, kv):
@@ -140,10 +140,11 @@ class Setup:
             limits.append(GrammarWait(self.grammars, 10_000))
         if kv.states is not None:
             limits.append(StateCheckpointLimit(kv, divides=self.chunked))
-        if self.staged:
+        if self.stages > 1:
             listeners = [one for one in limits if isinstance(one, FaultIsolationLimit)]
             serialized = lambda: any(one.serialize_steps for one in listeners)  # noqa: E731
-            limits.append(SmallShares(self.depth, order, serialized, divides=self.chunked))
+            stages = min(self.stages, self.depth)
+            limits.append(SmallShares(stages, order, serialized, divides=self.chunked))
         return limits
 
     def rank_limits(self, order):
@@ -202,7 +203,7 @@ class Setup:
                 else FunctionDrafter(self.proposer),
                 max_drafts=self.drafts,
                 adaptive=self.adaptive,
-                overlaps=self.depth > 1 and not self.staged,
+                overlaps=self.depth > 1 and self.stages == 1,
                 step_tokens=self.budget,
                 model=self.model_proposes,
             ),
@@ -335,8 +336,9 @@ class Run:
         assert not idle, "a plan does nothing, and nothing is in flight"
         for row in plan.rows:
             assert row.count > 0
-            known = row.seq.tokens[row.start : row.start + row.count]
-            assert not self.setup.staged or UNKNOWN not in known
+            known = row.seq.tokens[row.start : row.start + row.count - row.drafts]
+            waits = row.drafts or row.seq.request.constraint is not None
+            assert not (self.setup.stages > 1 and waits and UNKNOWN in known)
             for table in row.seq.tables:
                 assert len(table) * self.setup.block_size >= row.start + row.count
         self.out.preemptions += len(plan.preempted)

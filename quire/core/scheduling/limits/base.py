@@ -8,7 +8,7 @@ matters: each sees what those before it left of the tokens asked for.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from collections.abc import Sequence as Seq
 from typing import TypedDict
 
@@ -32,6 +32,11 @@ class StepBudget:
 
     def begin_step(self, sequences: int) -> None:
         """Start a step. sequences: how many run or wait."""
+
+    def postponed(self) -> Set[Sequence]:
+        """Return running sequences that allow() refuses in this step, so that it need not be asked.
+        Any of them may be left out."""
+        return frozenset()
 
     def may_start(self, seq: Sequence) -> bool:
         """Whether a sequence without blocks may start, as far as it is known without them.
@@ -61,7 +66,7 @@ class StepBudget:
 
     def free_decode_rows(self) -> int:
         """A lower bound of the rows of one token that would be granted now, to any sequences that
-        run.
+        run and are not postponed, whose length is below plain_len.
 
         It lets a step of plain decoding pass without a call per sequence; 0 is always correct.
         """
