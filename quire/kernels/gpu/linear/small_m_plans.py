@@ -15,6 +15,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from quire.kernels.gpu.linear.gemv import FusedActivation
@@ -99,6 +100,32 @@ def _registers(width: int, outputs: int, inputs: int) -> GluonPlan | None:
     return None
 
 
+def find_bands(rows: int, weight: Tensor, pair: bool, normed: bool) -> Any:
+    """Return the plan of small_m_bands.py for a product, or None. pair: an activation of its two
+    halves follows. normed: it begins with a norm."""
+    outputs, inputs = weight.shape
+    target = gpu_target(weight.device)
+    if target.capability < _MIN_CAPABILITY or not _has_gluon():
+        return None
+    return bands_of(rows, outputs // 2 if pair else outputs, inputs, pair, normed, target.sm_count)
+
+
+@functools.cache
+def bands_of(
+    rows: int, outputs: int, inputs: int, pair: bool, normed: bool, multiprocessors: int
+) -> Any:
+    """As find_bands, for the outputs of one half."""
+    body, plan_class = _gluon_kernel("bands")
+    if not 2 <= rows <= body.MAX_ROWS:
+        return None
+    for warps, columns in ((4, 256), (4, 128), (4, 64)):
+        for stages in range(6, 1, -1):
+            plan = plan_class(warps, columns, stages, multiprocessors)
+            if body.fits(plan, outputs, inputs, pair, normed):
+                return plan
+    return None
+
+
 def launch(
     z: Tensor,
     x: Tensor,
@@ -110,6 +137,19 @@ def launch(
     """z [T, O] = x @ weight.T + bias; fills act's result too."""
     body, plan_class = _gluon_kernel(plan.kernel)
     body.launch(z, x, weight, bias, act, plan_class(*plan.numbers))
+
+
+def empty_squares(r: Tensor) -> Tensor:
+    """Return space for the partial sums that small_m_bands.py adds up of the squares of r."""
+    body, _ = _gluon_kernel("bands")
+    size = r.shape[1] // body.BAND, body.MAX_ROWS
+    return torch.empty(size, dtype=torch.float32, device=r.device)
+
+
+def launch_bands(z: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, plan: Any,
+                 *fused: Any) -> None:  # fmt: skip
+    """z [T, O] = x @ weight.T + bias, by a plan of find_bands. fused: small_m_bands.launch."""
+    _gluon_kernel("bands")[0].launch(z, x, weight, bias, plan, *fused)
 
 
 @functools.cache
