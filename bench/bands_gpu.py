@@ -16,12 +16,14 @@ import time
 from pathlib import Path
 from unittest import mock
 
+import bands_regs
 import torch
 from gpu_decode import Stack
 from gpu_ops import graph_ms
 from small_m_gpu import CONTEXT, META, PEAK, kernel_times, verify_inputs
 
 from quire.kernels.framework import lazy_fusion
+from quire.kernels.gpu.attention import paged_attention_drafts_fused as packed_fused
 from quire.kernels.framework.kernel_precompile import KernelCompilers
 from quire.kernels.framework.meta_device import on_meta_device, trace_kernels
 from quire.kernels.gpu.linear import small_m_bands, small_m_linear, small_m_plans, small_m_ring
@@ -47,6 +49,7 @@ SHAPES = {  # outputs of one half, inputs, what is fused
 }
 SMS = 132
 NONE = mock.patch.object(small_m_plans, "find_bands", return_value=None)
+APART = mock.patch.object(packed_fused, "supports", return_value=False)
 
 
 def candidates(outputs, inputs, fused):
@@ -69,14 +72,29 @@ def candidates(outputs, inputs, fused):
                     plan = BandsPlan(warps, columns, stages, SMS * each)
                     if small_m_bands.fits(plan, outputs, inputs, pair, normed):
                         found.append(plan)
-    return sorted(set(found))
+    return sorted(set(found)) + regs(outputs, inputs, fused)
+
+
+def regs(outputs, inputs, fused):
+    """Plans of the kernel whose weights go through registers."""
+    found, bands = set(), outputs // (8 if "act" in fused else 16)
+    for warps in (4, 8, 16):
+        for ahead in (2, 4, 7, 8):
+            for each in (1, 2, 4, 99):
+                if each * warps > 16 and each < 99:
+                    continue
+                plan = bands_regs.RegsPlan(warps, ahead, min(SMS * each, bands))
+                deep = inputs // (32 * warps * ahead)
+                if bands_regs.fits(plan, outputs, inputs, "act" in fused) and (ahead > 4 or deep <= 2):
+                    found.add(plan)
+    return sorted(found)
 
 
 class Problem:
     """One product with what is fused into it: copies of its weight, rows, and results."""
 
     def __init__(self, outputs, inputs, fused, device="cuda", copies=None):
-        self.outputs, self.inputs = outputs, inputs
+        self.outputs, self.inputs, self.device = outputs, inputs, device
         self.pair, self.normed, self.adds = ("act" in fused, "norm" in fused, "add" in fused)
         total = outputs * (1 + self.pair)
         self.bytes = 2 * total * inputs
@@ -88,12 +106,12 @@ class Problem:
         self.in_residual, self.in_r = self._rand(8, inputs), self._rand(8, inputs)
         self.squares = torch.empty((total // 16, 8), device=device, dtype=torch.float32)
         self.in_squares = torch.empty((inputs // 16, 8), device=device, dtype=torch.float32)
-        if device == "cuda":
+        if device != META:
             self.in_squares.copy_(self.x.float().square().view(8, -1, 16).sum(2).t())
         self.norm2 = self._rand(total)
 
     def _rand(self, *shape):
-        return torch.randn(shape, device=META if not torch.cuda.is_available() else "cuda", dtype=torch.bfloat16)
+        return torch.randn(shape, device=self.device, dtype=torch.bfloat16)
 
     def _act(self, rows):
         return FusedActivation("silu", self.a[:rows]) if self.pair else None
@@ -105,7 +123,8 @@ class Problem:
                              self.in_r[:rows], self.in_squares)  # fmt: skip
         if self.adds:
             added = AddedResidual(self.residual[:rows], self.r[:rows], self.squares)
-        small_m_bands.launch(self.z[:rows], self.x[:rows], self.weights[copy], None, plan, norm,
+        body = bands_regs if len(plan) == 3 else small_m_bands
+        body.launch(self.z[:rows], self.x[:rows], self.weights[copy], None, plan, norm,
                              self._act(rows), added, idle)  # fmt: skip
 
     def launch_old(self, rows, copy):
@@ -170,7 +189,7 @@ def compile_all(names, processes, most):
     began = time.monotonic()
     target = GpuTarget((9, 0), SMS)
     compilers = KernelCompilers(target, processes, launchers=torch.cuda.is_available())
-    with on_meta_device(target), trace_kernels(compilers.add), mock.patch.object(torch.cuda, "is_available", lambda: False):
+    with on_meta_device(target), trace_kernels(compilers.add):
         for name in names:
             outputs, inputs, fused = SHAPES[name]
             problem = Problem(outputs, inputs, fused, META, 1)
@@ -195,6 +214,83 @@ def check(note):
             except Exception as error:  # noqa: BLE001
                 faults[rows] = f"{type(error).__name__}: {error}"[:300]
         note(part="check", shape=name, plan=plan and list(plan), faults=faults)
+
+
+def check_attention(note):
+    """Rows with drafts in one kernel beside the ops one by one, on this device."""
+    from quire.kernels.kv_write import kv_write
+    from quire.kernels.paged_attention import _case, paged_attention
+    from quire.kernels.rms_norm import rms_norm
+    from quire.kernels.rope import rope
+
+    chains = [33, 34, 35, 0, 128, 129, 130, 131, 132, 7, 1, 2, 3, 4, 5]
+    kinds = (
+        ((32, 8, 128), torch.bfloat16, None, False, False),
+        ((16, 8, 128), torch.bfloat16, None, True, False),
+        ((32, 8, 128), torch.float32, None, False, False),
+        ((8, 4, 64), torch.bfloat16, 20, True, True),
+    )
+    all_contexts = ([300, 301, 302, 303], [8000, 8001, 8002, 8003], chains, list(range(60, 73)))
+    for (heads, kv_heads, size), dtype, window, normed, interleaved in kinds:
+        for contexts in all_contexts:
+            rows = len(contexts)
+            torch.manual_seed(0)
+            case = _case(torch.device("cuda"), (heads, kv_heads, size, 16), [(1, c) for c in contexts],
+                         dtype, window, features="decodes rows drafts")
+            case["decodes"] = rows
+            qkv = torch.randn(rows, heads + 2 * kv_heads, size, device="cuda").to(dtype)
+            q, k, v = qkv.split([heads, kv_heads, kv_heads], 1)
+            positions = torch.tensor([max(c - 1, 0) for c in contexts], dtype=torch.int32, device="cuda")
+            angles = torch.outer(torch.arange(9000.0), 0.9 ** torch.arange(size // 2))
+            table = torch.cat([angles.cos(), angles.sin()], -1).cuda()
+            weight = torch.randn(size, device="cuda").to(dtype)
+            block = case["tables"][case["rows"].long(), positions.long() // 16].long()
+            slots = torch.where(case["contexts"] > 0, block * 16 + positions % 16, -1)
+            for slot in slots[slots >= 0].tolist():
+                case["cache"][slot // 16, :, :, slot % 16] = float("nan")
+            given = {n: x for n, x in case.items() if n not in ("q", "cache")}
+            given["counters"] = torch.zeros(1 << 16, dtype=torch.int32, device="cuda")
+
+            def run(cache):
+                a, b = q, k
+                if normed:
+                    a, b = rms_norm(q, weight, 1e-6)[0], rms_norm(k, weight, 1e-6)[0]
+                a, b = rope(a, b, positions, table, interleaved)
+                kv_write(b, v, cache, slots)
+                y = paged_attention(a, cache, k=b, v=v, **given)
+                del a, b
+                lazy_fusion.flush()
+                return y
+
+            started, real = [], packed_fused.launch
+
+            def launch(*args):
+                started.append(1)
+                real(*args)
+
+            first, second = case["cache"].clone(), case["cache"].clone()
+            try:
+                with lazy_fusion.disabled():
+                    want = run(first)
+                with mock.patch.object(packed_fused, "launch", launch):
+                    got = run(second)
+                error = ((got.double() - want.double()).norm() / want.double().norm()).item()
+                kept = (second.double() - first.double()).nan_to_num().abs().max().item()
+                bad = not error < (1e-5 if dtype == torch.float32 else 8e-3) or not kept < 0.05
+                nan = (second.isnan() != first.isnan()).any().item()
+                if bad or nan or not got.isfinite().all():
+                    note(part="attention", contexts=contexts[:4], heads=[heads, kv_heads, size], dtype=str(dtype),
+                         window=window, error=error, cache=kept, nan=nan, fused=len(started))
+                else:
+                    show(f"attention {contexts[0]} x {rows}, {heads}/{kv_heads}/{size}, {dtype}, {window}: {error:.2g} fused {len(started)}")
+            except Exception as error:  # noqa: BLE001
+                note(part="attention", contexts=contexts[:4], heads=[heads, kv_heads, size], dtype=str(dtype),
+                     wrong=f"{type(error).__name__}: {error}"[:300])
+    note(part="attention", done=True)
+
+
+def show(text):
+    print(text, flush=True)
 
 
 def sweep(name, deadline, note):
@@ -224,7 +320,7 @@ def sweep(name, deadline, note):
              best=[[round(us, 2), *plan] for us, plan in best[: 12 if rows == 4 else 3]], tried=len(timed))
     by = {}
     for us, plan in timed:
-        by.setdefault(str((plan.warps, plan.columns, plan.programs)), [round(us, 2), plan.stages])
+        by.setdefault(str((*plan[:2], plan.programs, "registers" if len(plan) == 3 else "ring")), [round(us, 2), plan[2]])
     note(part="by", shape=name, best=by, faults=faults[:3], wrong=len(faults))
 
 
@@ -250,12 +346,17 @@ def ring(name, note):
         note(part="ring", shape=name, rows=rows, plan=list(plan.numbers), floor=round(problem.bytes / PEAK, 2), **found)
 
 
-def best_plans(path):
+def best_plans(path, any_kind):
     found = {}
     for line in map(json.loads, path.read_text().splitlines()):
         if line.get("part") == "sweep" and line.get("rows") == 4 and line.get("best"):
             outputs, inputs, fused = SHAPES[line["shape"]]
-            found[outputs, inputs, "act" in fused] = BandsPlan(*line["best"][0][1:])
+            plans = [one[1:] for one in line["best"]]
+            ring = next((one for one in plans if len(one) == 4), None)
+            if any_kind and len(plans[0]) == 3:
+                found[outputs, inputs, "act" in fused] = bands_regs.RegsPlan(*plans[0])
+            elif ring:
+                found[outputs, inputs, "act" in fused] = BandsPlan(*ring)
     return found
 
 
@@ -265,28 +366,40 @@ def wide(real, rows, *shape):
 
 def chain(model, path, note):
     """Time whole steps: as before, with bands by the rule, with the best bands, and others."""
-    stack, best = Stack(model, lambda weight: weight), best_plans(path)
+    stack, best, both = Stack(model, lambda weight: weight), best_plans(path, False), best_plans(path, True)
     floor = stack.bytes() / PEAK / 1e3
     rule = small_m_plans.bands_of
     in_use = small_m_plans.plan_of
 
-    def found(rows, outputs, inputs, pair, normed, sms):
+    def found(rows, outputs, inputs, pair, normed, sms, best=best):
         plan = rule(rows, outputs, inputs, pair, normed, sms)
         return plan and best.get((outputs, inputs, pair), plan)
+
+    def launch_either(z, x, weight, bias, plan, *rest):
+        (bands_regs if len(plan) == 3 else small_m_bands).launch(z, x, weight, bias, plan, *rest)
 
     def unfused(x, weight, squares):
         return x.shape[0] == 1
 
+    chosen = mock.patch.object(small_m_plans, "bands_of", found)
+    eight = mock.patch.object(small_m_plans, "plan_of", functools.partial(wide, in_use))
     kinds = {
-        "before": [NONE],
-        "ring of 8": [NONE, mock.patch.object(small_m_plans, "plan_of", functools.partial(wide, in_use))],
+        "before": [NONE, APART],
+        "rotation inside": [NONE],
+        "ring of 8": [NONE, eight],
         "rule": [],
-        "best": [mock.patch.object(small_m_plans, "bands_of", found)],
+        "best": [chosen],
+        "best of both": [
+            mock.patch.object(small_m_plans, "bands_of", functools.partial(found, best=both)),
+            mock.patch.object(small_m_plans, "launch_bands", launch_either),
+        ],
+        "best, rotation apart": [chosen, APART],
         "best, norms apart": [
-            mock.patch.object(small_m_plans, "bands_of", found),
+            chosen,
             mock.patch.object(small_m_linear, "fuses_norm", unfused),
             mock.patch.object(small_m_linear, "adds_residual", lambda *args: False),
         ],
+        "best, no prefetch": [chosen, mock.patch.object(lazy_fusion, "_MEMORY_IDLE_OPS", set())],
     }
     for rows in ("verify 4", 4, 1, 2, 8, "verify 8"):
         t = stack.inputs(rows, CONTEXT) if isinstance(rows, int) else verify_inputs(stack, int(rows[-1]) - 1)
@@ -365,6 +478,7 @@ def main():
         compiling.start()
     if "check" in parts:
         in_process(90, args.json, check)
+        in_process(90, args.json, check_attention)
     if "sweep" in parts:
         compiling.join(90)
         end = time.time() + args.seconds
