@@ -4,9 +4,12 @@ import pytest
 import torch
 
 from quire.kernels.act import act_mul
+from quire.kernels.framework import lazy_fusion
+from quire.kernels.lora import lora_linear, random_bank, random_rows, sort_rows
 from quire.kernels.rms_norm import rms_norm
 from tests import tiers
 from tests.cpu.gpu_kernels import gluon_on_torch
+from tests.fused import call
 
 pytest.importorskip("triton.experimental.gluon", reason="Triton with Gluon is not installed")
 
@@ -87,3 +90,51 @@ def test_the_norm_needs_sums_of_squares_only(kind, plan, in_python):
     torch.testing.assert_close(z2, y @ w2.T, atol=2e-2, rtol=2e-2)
     if kind:
         torch.testing.assert_close(a, act_mul(z2, kind), atol=2e-2, rtol=2e-2)
+
+
+def test_two_products_and_the_norm_between_them_are_two_kernels(in_python, monkeypatch):
+    from quire.kernels.gpu.linear import small_m_bands, small_m_plans
+    from quire.kernels.gpu.rowwise import rms_norm as gpu_rms_norm
+
+    plan = small_m_bands.BandsPlan(2, 16, 3, 3)
+    monkeypatch.setattr(small_m_plans, "find_bands", lambda *args: plan)
+    monkeypatch.setattr(gpu_rms_norm, "_rms_norm", None)  # the norm has no kernel of its own
+    torch.manual_seed(3)
+    rows = 4
+    a, residual, scale = rand(rows, OUTPUTS), rand(rows, INPUTS), rand(INPUTS)
+    w, w2 = rand(INPUTS, OUTPUTS) / 8, rand(2 * OUTPUTS, INPUTS) / 16
+    y, r = call("rms_norm", call("linear", a, w), scale, 1e-5, residual)
+    out = call("act_mul", call("linear", y, w2), "silu")
+    lazy_fusion.flush()
+    want, want_r = rms_norm(a @ w.T, scale, 1e-5, residual)
+    torch.testing.assert_close(r, want_r, atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(y, want, atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(out, act_mul(y @ w2.T, "silu"), atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.parametrize("reader", ["another op", "adapters"])
+def test_a_norm_whose_squares_are_known_can_be_a_kernel(reader, in_python, monkeypatch):
+    from quire.kernels.gpu.linear import small_m_bands, small_m_plans
+    from quire.kernels.gpu.lora import adapted_linear
+
+    plan = small_m_bands.BandsPlan(2, 16, 3, 3)
+    monkeypatch.setattr(small_m_plans, "find_bands", lambda *args, **named: plan)
+    torch.manual_seed(3)
+    rows = 4
+    a, residual, scale = rand(rows, OUTPUTS), rand(rows, INPUTS), rand(INPUTS)
+    w, w2 = rand(INPUTS, OUTPUTS) / 8, rand(OUTPUTS, INPUTS) / 16
+    y, r = call("rms_norm", call("linear", a, w), scale, 1e-5, residual)
+    if reader == "another op":
+        out, want_out = call("add", y, r), lambda y, r: y + r
+    else:
+        cpu = torch.device("cpu")
+        monkeypatch.setattr(adapted_linear, "FORMS", {64: adapted_linear.BEFORE})
+        bank = random_bank([[16], [3]], INPUTS, (OUTPUTS,), torch.bfloat16, cpu)
+        given = random_rows(rows, 2, cpu)
+        sort_rows(given)
+        out = call("lora_linear", call("linear", y, w2), y, bank, given)
+        want_out = lambda y, r: lora_linear(y @ w2.T, y, bank, given)  # noqa: E731
+    lazy_fusion.flush()
+    want, want_r = rms_norm(a @ w.T, scale, 1e-5, residual)
+    torch.testing.assert_close(y, want, atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(out, want_out(want, want_r), atol=4e-2, rtol=4e-2)
