@@ -319,9 +319,7 @@ def _launch_lora_linear(chain: list[PendingOp], act: Any, memory_idle: bool) -> 
     )
 
 
-def _launch_linear(
-    chain: list[PendingOp], act: Any, memory_idle: bool, added: Any = None
-) -> None:
+def _launch_linear(chain: list[PendingOp], act: Any, memory_idle: bool, added: Any = None) -> None:
     """A chain that ends in a product: of one row, of a few, or of quantized rows."""
     rows, weight = chain[-1].args[0].shape[0], chain[-1].args[1]
     if rows > 1 and isinstance(weight, Fp8Weight | Int8Weight):

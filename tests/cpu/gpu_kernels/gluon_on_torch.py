@@ -87,6 +87,7 @@ def _language(copies, program):
         maximum=lambda x, least: x.clamp(min=least), where=torch.where,
         convert_layout=lambda x, layout: x, rsqrt=torch.rsqrt, reshape=torch.reshape,
         permute=torch.permute, split=lambda x: x.unbind(-1),
+        join=lambda x, y: torch.stack((x, y), -1),
         zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
         allocate_shared_memory=lambda dtype, shape, layout: Shared(
             torch.full(shape, float("nan") if dtype.is_floating_point else 0, dtype=dtype)),

@@ -13,10 +13,8 @@ from tests.fused import call
 
 pytest.importorskip("triton.experimental.gluon", reason="Triton with Gluon is not installed")
 
-PLANS = [
-    ((2, 32, 3, 3),),
-    *tiers.long(((4, 16, 2, 99),), ((1, 64, 5, 1),), ((4, 32, 4, 2),)),
-]
+PLANS = [(2, 32, 3, 3), *tiers.long((4, 16, 2, 99), (1, 64, 5, 1), (4, 32, 4, 2))]
+PLAN = ("warps", "columns", "stages", "programs")
 OUTPUTS, INPUTS = 64, 256
 
 
@@ -46,9 +44,9 @@ def empty(*shape):
     return torch.full(shape, float("nan")).bfloat16()
 
 
-@pytest.mark.parametrize(("plan",), PLANS)
+@pytest.mark.parametrize(PLAN, PLANS)
 @pytest.mark.parametrize(("rows", "kind"), [(3, None), (8, "silu")])
-def test_a_band_goes_through_the_ring(rows, kind, plan, in_python):
+def test_a_band_goes_through_the_ring(rows, kind, warps, columns, stages, programs, in_python):
     from quire.kernels.gpu.linear import small_m_bands
     from quire.kernels.gpu.linear.gemv import FusedActivation
 
@@ -57,22 +55,23 @@ def test_a_band_goes_through_the_ring(rows, kind, plan, in_python):
     w, bias = rand(2 * OUTPUTS, INPUTS) / 16, rand(2 * OUTPUTS)
     z, a = empty(rows, 2 * OUTPUTS), empty(rows, OUTPUTS)
     act = FusedActivation(kind, a) if kind else None
-    small_m_bands.launch(z, x, w, bias, small_m_bands.BandsPlan(*plan), act=act)
+    plan = small_m_bands.BandsPlan(warps, columns, stages, programs)
+    small_m_bands.launch(z, x, w, bias, plan, act=act)
     want = torch.nn.functional.linear(x.float(), w.float(), bias.float()).bfloat16()
     torch.testing.assert_close(z, want, atol=2e-2, rtol=2e-2)
     if kind:
         torch.testing.assert_close(a, act_mul(z, kind), atol=2e-2, rtol=2e-2)
 
 
-@pytest.mark.parametrize(("plan",), PLANS)
+@pytest.mark.parametrize(PLAN, PLANS)
 @pytest.mark.parametrize("kind", [None, "silu"])
-def test_the_norm_needs_sums_of_squares_only(kind, plan, in_python):
+def test_the_norm_needs_sums_of_squares_only(kind, warps, columns, stages, programs, in_python):
     """Of a product that adds a residual, and of the product of the normed sum."""
     from quire.kernels.gpu.linear import small_m_bands, small_m_plans
     from quire.kernels.gpu.linear.gemv import AddedResidual, FusedActivation, FusedNorm
 
     torch.manual_seed(2)
-    rows, plan = 5, small_m_bands.BandsPlan(*plan)
+    rows, plan = 5, small_m_bands.BandsPlan(warps, columns, stages, programs)
     x, residual, scale = rand(rows, OUTPUTS), rand(rows, INPUTS), rand(INPUTS)
     w, w2 = rand(INPUTS, OUTPUTS) / 8, rand(2 * OUTPUTS, INPUTS) / 16
     z, r, y = empty(rows, INPUTS), empty(rows, INPUTS), empty(rows, INPUTS)

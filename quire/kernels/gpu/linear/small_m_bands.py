@@ -58,13 +58,37 @@ def _row_of_band(band, j, O: gl.constexpr, ACT: gl.constexpr):
 
 @gluon.jit
 def _scale_of_norm(sums_ptr, T, eps, I: gl.constexpr, PARTS: gl.constexpr, PADDED: gl.constexpr,
-                   WARPS: gl.constexpr, OUT: gl.constexpr):  # fmt: skip
-    """What the norm multiplies each row by, [8], from partial sums of the row's squares."""
-    SUMS: gl.constexpr = gl.BlockedLayout([1, 1], [4, 8], [WARPS, 1], [1, 0])
+                   TN: gl.constexpr, WARPS: gl.constexpr, OUT: gl.constexpr):  # fmt: skip
+    """What the norm multiplies each row by, [TN], from partial sums of the row's squares."""
+    SUMS: gl.constexpr = gl.BlockedLayout([1, 1], [32 // TN, TN], [WARPS, 1], [1, 0])
     part = gl.arange(0, PADDED, gl.SliceLayout(1, SUMS))[:, None]
-    t = gl.arange(0, 8, gl.SliceLayout(0, SUMS))[None, :]
+    t = gl.arange(0, TN, gl.SliceLayout(0, SUMS))[None, :]
     sums = gl.load(sums_ptr + part * 8 + t, (part < PARTS) & (t < T), 0.0)
     return gl.convert_layout(gl.rsqrt(gl.sum(sums, 0) / I + eps), OUT)
+
+
+@gluon.jit
+def _store_normed(y_smem, x_ptr, norm_ptr, sums_ptr, y_ptr, columns, T, eps, offset,
+                  I: gl.constexpr, X_T: gl.constexpr, PARTS: gl.constexpr, PADDED: gl.constexpr,
+                  TN: gl.constexpr, WK: gl.constexpr, BK: gl.constexpr, PROGRAMS: gl.constexpr,
+                  COPY: gl.constexpr):  # fmt: skip
+    """Norm TN rows of x, four or eight, into shared memory; programs in turn store them for others
+    too."""
+    OF_ROW: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, COPY))
+    t = gl.arange(0, TN, OF_ROW)[None, :][:, :, None]
+    scale = _scale_of_norm(sums_ptr, T, eps, I, PARTS, PADDED, TN, WK, OF_ROW)
+    scale = scale[None, :][:, :, None]
+    for s in gl.static_range(I // (BK * WK)):
+        at = columns + s * (BK * WK)
+        live = (t < T) & (at >= 0)
+        x = gl.load(x_ptr + t * X_T + at, live, 0.0)
+        w = offset + gl.load(norm_ptr + at).to(gl.float32)
+        y = (x.to(gl.float32) * scale * w).to(x.dtype)
+        if gl.program_id(0) == s % PROGRAMS:
+            gl.store(y_ptr + t * I + at, y, live)
+        if TN < 8:
+            y = gl.reshape(gl.permute(gl.join(y, y), (0, 3, 1, 2)), (WK, 8, BK))
+        y_smem.index(s).store(y)
 
 
 @gluon.jit
@@ -174,6 +198,9 @@ def _small_m_bands(
                     prefetch_l2(rows_at, SIZE)
                     if ACT is not None:
                         prefetch_l2(rows_at + O * I, SIZE)
+        if norm_ptr is not None:
+            if first == 0:
+                prefetch_l2(norm_ptr, I * 2)
         launch_dependents()
         wait_for_previous_kernel()
     OF_ROW: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, COPY))
@@ -186,15 +213,12 @@ def _small_m_bands(
             if s < total:
                 x_ring.index(s).store(gl.load(x_at + s % STEPS * (BK * WK), live, 0.0))
     else:
-        scale = _scale_of_norm(sums_ptr, T, eps, I, PARTS, PADDED, WK, OF_ROW)
-        scale = scale[None, :][:, :, None]
-        for s in gl.static_range(STEPS):
-            x = gl.load(x_at + s * (BK * WK), live, 0.0).to(gl.float32)
-            w = offset + gl.load(norm_ptr + (columns + s * (BK * WK))).to(gl.float32)
-            y = (x * scale * w).to(dtype)
-            x_ring.index(s).store(y)
-            if first == s % PROGRAMS:
-                gl.store(y_ptr + t * I + (columns + s * (BK * WK)), y, live)
+        if T <= 4:  # half of the work; rows 4 to 7 are the same again, and unused
+            _store_normed(x_ring, x_ptr, norm_ptr, sums_ptr, y_ptr, columns, T, eps, offset, I,
+                          X_T, PARTS, PADDED, 4, WK, BK, PROGRAMS, COPY)  # fmt: skip
+        else:
+            _store_normed(x_ring, x_ptr, norm_ptr, sums_ptr, y_ptr, columns, T, eps, offset, I,
+                          X_T, PARTS, PADDED, 8, WK, BK, PROGRAMS, COPY)  # fmt: skip
     o = gl.arange(0, 16, gl.SliceLayout(1, SUM))[:, None]
     row = gl.arange(0, 8, gl.SliceLayout(0, SUM))[None, :]
     step = 0
@@ -229,8 +253,10 @@ def _small_m_bands(
 
 
 class BandsPlan(NamedTuple):
-    """Split of a product. warps: that share the inputs; columns: inputs of a warp in a stage; stages;
-    programs: at most so many."""
+    """Split of a product.
+
+    warps: that share the inputs; columns: inputs of a warp in a stage; stages; programs: at most.
+    """
 
     warps: int
     columns: int
@@ -269,20 +295,20 @@ def launch(
     total, inputs = weight.shape
     outputs = total if act is None else total // 2
     programs = min(plan.programs, total // BAND)
-    tensors: tuple[Tensor | None, ...] = (x, None, None)
+    before: tuple[Tensor | None, ...] = (None, None)
     numbers, parts, y = (0.0, 0.0), 1, None
     if norm is not None and norm.squares is not None:
-        tensors = (norm.x, norm.weight, norm.squares)
+        x, before = norm.x, (norm.weight, norm.squares)
         numbers, parts, y = (norm.eps, norm.offset), norm.squares.shape[0], norm.y
     after = (None, None, None) if added is None else added
     _small_m_bands(
         (programs, 1, 1),
         (
-            *tensors, weight, bias, after[0], z, None if act is None else act.out, y, *after[1:],
+            x, *before, weight, bias, after[0], z, None if act is None else act.out, y, *after[1:],
         ),
         (x.shape[0], *numbers),
         (
-            outputs, inputs, tensors[0].stride(0), parts, next_power_of_2(parts),
+            outputs, inputs, x.stride(0), parts, next_power_of_2(parts),
             None if act is None else act.kind, *plan[:3], programs, memory_idle, PDL_ENABLED,
         ),
         warps=plan.warps,
