@@ -53,26 +53,26 @@ APART = mock.patch.object(packed_fused, "supports", return_value=False)
 
 
 def candidates(outputs, inputs, fused):
+    """Rings that leave no, a third or half of a multiprocessor's memory to the next kernel."""
     pair, normed = "act" in fused, "norm" in fused
-    found = []
+    found, bands = set(), outputs // (8 if pair else 16)
     for warps in (2, 4, 8):
         for columns in (64, 128, 256, 512):
+            stage = warps * columns
+            if inputs % stage or not 256 <= stage <= 2048:
+                continue
             for each in (1, 2, 3):  # programs of a multiprocessor
-                stage = warps * columns
-                if inputs % stage or not 256 <= stage <= 2048:
+                if (each - 1) * SMS >= bands:
                     continue
-                x_stages = inputs // stage if normed else 0
-                held = 24 if not normed else 16
-                most = int((227e3 / each - 2 * 8 * stage * x_stages - 8192) // (2 * stage * held))
-                bands = outputs // (8 if pair else 16)
-                most = min(most, -(-bands // (SMS * each)) * (inputs // stage), 16)
-                for stages in {most, most * 2 // 3, most // 2}:
-                    if stages < 1 or stages * stage * 32 * each < 30e3 and stages < most:
-                        continue
+                for total in (227e3, 150e3, 113e3):
+                    y = 2 * 8 * inputs if normed else 0
+                    held = 16 if normed else 24
+                    stages = int((total / each - y - 2 * 4 * warps * 128) // (2 * stage * held))
+                    stages = min(stages, -(-bands // (SMS * each)) * (inputs // stage), 16)
                     plan = BandsPlan(warps, columns, stages, SMS * each)
-                    if small_m_bands.fits(plan, outputs, inputs, pair, normed):
-                        found.append(plan)
-    return sorted(set(found)) + regs(outputs, inputs, fused)
+                    if stages > 0 and small_m_bands.fits(plan, outputs, inputs, pair, normed):
+                        found.add(plan)
+    return sorted(found) + regs(outputs, inputs, fused)
 
 
 def regs(outputs, inputs, fused):
