@@ -428,6 +428,43 @@ def chain(model, path, note):
                 note(part="kernels", model=model, rows=rows, kind=kind, us_a_layer=kernels)
 
 
+def uniform(warps, columns, total, each, rows, outputs, inputs, pair, normed, sms):
+    """A plan of these warps and columns, or the nearest that divides the inputs."""
+    if not 2 <= rows <= 8:
+        return None
+    while inputs % (warps * columns):
+        columns //= 2
+    stage = warps * columns
+    y = 16 * inputs if normed else 0
+    held = 16 if normed else 24
+    stages = int((total / each - y - 1024 * warps) // (2 * stage * held))
+    bands = outputs // (8 if pair else 16)
+    stages = min(stages, -(-bands // (sms * each)) * (inputs // stage), 16)
+    while stages > 1 and not small_m_bands.fits(BandsPlan(warps, columns, stages, 1), outputs, inputs, pair, normed):
+        stages -= 1
+    return BandsPlan(warps, columns, max(stages, 1), sms * each)
+
+
+def rules(model, note):
+    """Time the whole step with one rule for all products, of many."""
+    stack = Stack(model, lambda weight: weight)
+    t = verify_inputs(stack, 3)
+    step = functools.partial(stack.step, t)
+    found = []
+    for warps, columns in ((4, 256), (4, 128), (8, 128), (8, 64), (2, 256), (2, 512), (4, 512)):
+        for total, each in ((227e3, 1), (150e3, 1), (113e3, 1), (227e3, 2), (150e3, 2), (227e3, 3)):
+            rule = functools.partial(uniform, warps, columns, total, each)
+            with mock.patch.object(small_m_plans, "bands_of", rule):
+                try:
+                    ms = round(graph_ms([step], 6), 3)
+                except Exception as error:  # noqa: BLE001
+                    ms = f"{type(error).__name__}: {error}"[:80]
+            found.append([ms, warps, columns, int(total), each])
+            show(f"rules {model} {found[-1]}")
+    found.sort(key=lambda one: (isinstance(one[0], str), one[0]))
+    note(part="rules", model=model, rows="verify 4", found=found)
+
+
 def _all(patches):
     from contextlib import ExitStack
 
@@ -490,6 +527,9 @@ def main():
     if "chain" in parts:
         for model in args.models.split(","):
             in_process(100, args.json, chain, model, args.json)
+    if "rules" in parts:
+        for model in args.models.split(","):
+            in_process(150, args.json, rules, model)
     if "ring" in parts:
         for name in [n for n in names if "ranks" not in n and "head" not in n]:
             in_process(20, args.json, ring, name)
