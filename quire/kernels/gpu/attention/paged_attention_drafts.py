@@ -72,10 +72,11 @@ def find_pack(s, sequences, rows_ptr, contexts_ptr, PACK: tl.constexpr, BACK: tl
 
 @triton.jit
 def _merge_parts(part_ptr, stats_ptr, places, real, g, used, splits,
-                 G: tl.constexpr, D: tl.constexpr, M: tl.constexpr, DP: tl.constexpr):  # fmt: skip
+                 G: tl.constexpr, D: tl.constexpr, M: tl.constexpr, DP: tl.constexpr,
+                 WARPS: tl.constexpr):  # fmt: skip
     """(acc, total, top) over the first `used` parts of each place, [M]."""
     # parts whose loads are under way at once: as many as 64 registers a thread hold
-    MERGE: tl.constexpr = max(2, min(16, 8192 // (M * DP)))
+    MERGE: tl.constexpr = max(2, min(16, max(4, WARPS) * 2048 // (M * DP)))
     d = tl.arange(0, DP)
     mask = real[:, None] & (d < D)[None, :]
     acc = tl.zeros([M, DP], tl.float32)
@@ -106,7 +107,7 @@ def _merge_parts(part_ptr, stats_ptr, places, real, g, used, splits,
 def store_or_merge_pack(acc, total, top, part_ptr, stats_ptr, done_ptr, out_ptr, sinks_ptr, s, kh,
                         places, real, g, split, used, splits, K: tl.constexpr, G: tl.constexpr,
                         D: tl.constexpr, M: tl.constexpr, DP: tl.constexpr, SPLIT: tl.constexpr,
-                        SINKS: tl.constexpr):  # fmt: skip
+                        SINKS: tl.constexpr, WARPS: tl.constexpr):  # fmt: skip
     """Store the results of a pack, or parts of them; who stores the last part merges them all."""
     d = tl.arange(0, DP)
     finished = used > 0
@@ -123,7 +124,7 @@ def store_or_merge_pack(acc, total, top, part_ptr, stats_ptr, done_ptr, out_ptr,
         finished = tl.atomic_add(done, 1, sem="acq_rel") == used - 1
         if finished:
             acc, total, top = _merge_parts(
-                part_ptr, stats_ptr, places, real, g, used, splits, G, D, M, DP
+                part_ptr, stats_ptr, places, real, g, used, splits, G, D, M, DP, WARPS
             )
             tl.store(done, 0)
     if finished:
@@ -180,6 +181,7 @@ def draft_decode_kernel(
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
     IEEE: tl.constexpr,
+    WARPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     pid = tl.program_id(0)
@@ -240,7 +242,7 @@ def draft_decode_kernel(
         acc = acc * v_scale
     store_or_merge_pack(
         acc, total, top, part_ptr, stats_ptr, done_ptr, out_ptr, sinks_ptr, s, kh, places, real, g,
-        split, used, splits, K, G, D, M, DP, SPLIT, SINKS,
+        split, used, splits, K, G, D, M, DP, SPLIT, SINKS, WARPS,
     )  # fmt: skip
 
 
@@ -285,7 +287,8 @@ def launch(
             q.stride(0), q.stride(1), tables.stride(0), pack, MAX_CHAIN,
             tile, max(16, next_power_of_2(size)),
             cut.tile_keys, cut.min_chunk, cut.may_split, cut.stages, extras.window is not None,
-            extras.softcap is not None, extras.sinks is not None, q.dtype == torch.float32, pdl,
+            extras.softcap is not None, extras.sinks is not None, q.dtype == torch.float32, warps,
+            pdl,
         ),
         warps=warps,
         pdl=pdl,

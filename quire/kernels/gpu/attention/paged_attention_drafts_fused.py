@@ -140,6 +140,7 @@ def fused_draft_kernel(
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
     IEEE: tl.constexpr,
+    WARPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     pid = tl.program_id(0)
@@ -220,7 +221,7 @@ def fused_draft_kernel(
         )
     store_or_merge_pack(
         acc, total, top, part_ptr, stats_ptr, done_ptr, out_ptr, sinks_ptr, s, kh, t * K + kh,
-        real, g, split, used, splits, K, G, D, M, D, SPLIT, SINKS,
+        real, g, split, used, splits, K, G, D, M, D, SPLIT, SINKS, WARPS,
     )  # fmt: skip
 
 
@@ -294,7 +295,7 @@ def launch(
             *q.stride()[:2], *k.stride()[:2], *v.stride()[:2], tables.stride(0), pack, MAX_CHAIN,
             tile, cut.tile_keys, cut.min_chunk, cut.may_split, cut.stages, norms is not None,
             interleaved, extras.window is not None, extras.softcap is not None,
-            extras.sinks is not None, q.dtype == torch.float32, pdl,
+            extras.sinks is not None, q.dtype == torch.float32, warps, pdl,
         ),
         warps=warps,
         pdl=pdl,
