@@ -16,7 +16,6 @@ import time
 from pathlib import Path
 from unittest import mock
 
-import bands_regs
 import torch
 from gpu_decode import Stack
 from gpu_ops import graph_ms
@@ -53,41 +52,15 @@ APART = mock.patch.object(packed_fused, "supports", return_value=False)
 
 
 def candidates(outputs, inputs, fused):
-    """Rings that leave no, a third or half of a multiprocessor's memory to the next kernel."""
     pair, normed = "act" in fused, "norm" in fused
-    found, bands = set(), outputs // (8 if pair else 16)
-    for warps in (2, 4, 8):
-        for columns in (64, 128, 256, 512):
-            stage = warps * columns
-            if inputs % stage or not 256 <= stage <= 2048:
-                continue
-            for each in (1, 2, 3):  # programs of a multiprocessor
-                if (each - 1) * SMS >= bands:
-                    continue
-                for total in (227e3, 150e3, 113e3):
-                    y = 2 * 8 * inputs if normed else 0
-                    held = 16 if normed else 24
-                    stages = int((total / each - y - 2 * 4 * warps * 128) // (2 * stage * held))
-                    stages = min(stages, -(-bands // (SMS * each)) * (inputs // stage), 16)
-                    plan = BandsPlan(warps, columns, stages, SMS * each)
-                    if stages > 0 and small_m_bands.fits(plan, outputs, inputs, pair, normed):
-                        found.add(plan)
-    return sorted(found) + regs(outputs, inputs, fused)
-
-
-def regs(outputs, inputs, fused):
-    """Plans of the kernel whose weights go through registers."""
-    found, bands = set(), outputs // (8 if "act" in fused else 16)
-    for warps in (4, 8, 16):
-        for ahead in (2, 4, 7, 8):
-            for each in (1, 2, 4, 99):
-                if each * warps > 16 and each < 99:
-                    continue
-                plan = bands_regs.RegsPlan(warps, ahead, min(SMS * each, bands))
-                deep = inputs // (32 * warps * ahead)
-                if bands_regs.fits(plan, outputs, inputs, "act" in fused) and (ahead > 4 or deep <= 2):
-                    found.add(plan)
-    return sorted(found)
+    found = []
+    for plan in ((4, 512, 2, 1), (4, 512, 1, 1), (4, 256, 4, 1), (4, 256, 3, 1), (4, 256, 2, 1), (8, 256, 2, 1), (8, 256, 1, 1),
+                 (8, 128, 4, 1), (8, 128, 3, 1), (8, 128, 2, 1), (16, 128, 2, 1), (16, 64, 4, 1), (4, 128, 4, 1), (4, 256, 2, 2), (4, 128, 4, 2),
+                 (2, 512, 2, 2), (8, 512, 1, 1), (2, 512, 4, 1), (8, 128, 2, 2)):
+        plan = BandsPlan(*plan[:3], plan[3] * SMS)
+        if small_m_bands.fits(plan, outputs, inputs, pair, normed):
+            found.append(plan)
+    return found
 
 
 class Problem:
@@ -116,16 +89,15 @@ class Problem:
     def _act(self, rows):
         return FusedActivation("silu", self.a[:rows]) if self.pair else None
 
-    def launch(self, rows, plan, copy, idle=False):
+    def launch(self, rows, plan, copy):
         norm = added = None
         if self.normed:
             norm = FusedNorm(self.x[:rows], self.scale, 1e-5, None, 0.0, self.y[:rows],
                              self.in_r[:rows], self.in_squares)  # fmt: skip
         if self.adds:
             added = AddedResidual(self.residual[:rows], self.r[:rows], self.squares)
-        body = bands_regs if len(plan) == 3 else small_m_bands
-        body.launch(self.z[:rows], self.x[:rows], self.weights[copy], None, plan, norm,
-                             self._act(rows), added, idle)  # fmt: skip
+        small_m_bands.launch(self.z[:rows], self.x[:rows], self.weights[copy], None, plan, norm,
+                             self._act(rows), added)  # fmt: skip
 
     def launch_old(self, rows, copy):
         """The kernels that did the same before: of a norm, all of it is before the product."""
@@ -206,6 +178,7 @@ def check(note):
             continue
         problem = Problem(outputs, inputs, fused, copies=1)
         plan = small_m_plans.bands_of(4, outputs, inputs, problem.pair, problem.normed, SMS)
+        plan = plan or BandsPlan(4, 256, 2, SMS)
         faults = {}
         for rows in (2, 3, 4, 5, 8):
             try:
@@ -320,7 +293,7 @@ def sweep(name, deadline, note):
              best=[[round(us, 2), *plan] for us, plan in best[: 12 if rows == 4 else 3]], tried=len(timed))
     by = {}
     for us, plan in timed:
-        by.setdefault(str((*plan[:2], plan.programs, "registers" if len(plan) == 3 else "ring")), [round(us, 2), plan[2]])
+        by.setdefault(str((*plan[:2], plan.programs)), [round(us, 2), plan[2]])
     note(part="by", shape=name, best=by, faults=faults[:3], wrong=len(faults))
 
 
@@ -346,17 +319,12 @@ def ring(name, note):
         note(part="ring", shape=name, rows=rows, plan=list(plan.numbers), floor=round(problem.bytes / PEAK, 2), **found)
 
 
-def best_plans(path, any_kind):
+def best_plans(path):
     found = {}
     for line in map(json.loads, path.read_text().splitlines()):
         if line.get("part") == "sweep" and line.get("rows") == 4 and line.get("best"):
             outputs, inputs, fused = SHAPES[line["shape"]]
-            plans = [one[1:] for one in line["best"]]
-            ring = next((one for one in plans if len(one) == 4), None)
-            if any_kind and len(plans[0]) == 3:
-                found[outputs, inputs, "act" in fused] = bands_regs.RegsPlan(*plans[0])
-            elif ring:
-                found[outputs, inputs, "act" in fused] = BandsPlan(*ring)
+            found[outputs, inputs, "act" in fused] = BandsPlan(*line["best"][0][1:])
     return found
 
 
@@ -366,7 +334,7 @@ def wide(real, rows, *shape):
 
 def chain(model, path, note):
     """Time whole steps: as before, with bands by the rule, with the best bands, and others."""
-    stack, best, both = Stack(model, lambda weight: weight), best_plans(path, False), best_plans(path, True)
+    stack, best = Stack(model, lambda weight: weight), best_plans(path)
     floor = stack.bytes() / PEAK / 1e3
     rule = small_m_plans.bands_of
     in_use = small_m_plans.plan_of
@@ -374,9 +342,6 @@ def chain(model, path, note):
     def found(rows, outputs, inputs, pair, normed, sms, best=best):
         plan = rule(rows, outputs, inputs, pair, normed, sms)
         return plan and best.get((outputs, inputs, pair), plan)
-
-    def launch_either(z, x, weight, bias, plan, *rest):
-        (bands_regs if len(plan) == 3 else small_m_bands).launch(z, x, weight, bias, plan, *rest)
 
     def unfused(x, weight, squares):
         return x.shape[0] == 1
@@ -389,17 +354,11 @@ def chain(model, path, note):
         "ring of 8": [NONE, eight],
         "rule": [],
         "best": [chosen],
-        "best of both": [
-            mock.patch.object(small_m_plans, "bands_of", functools.partial(found, best=both)),
-            mock.patch.object(small_m_plans, "launch_bands", launch_either),
-        ],
-        "best, rotation apart": [chosen, APART],
-        "best, norms apart": [
-            chosen,
+        "rule, rotation apart": [APART],
+        "rule, norms apart": [
             mock.patch.object(small_m_linear, "fuses_norm", unfused),
             mock.patch.object(small_m_linear, "adds_residual", lambda *args: False),
         ],
-        "best, no prefetch": [chosen, mock.patch.object(lazy_fusion, "_MEMORY_IDLE_OPS", set())],
     }
     for rows in ("verify 4", 4, 1, 2, 8, "verify 8"):
         t = stack.inputs(rows, CONTEXT) if isinstance(rows, int) else verify_inputs(stack, int(rows[-1]) - 1)
@@ -418,7 +377,7 @@ def chain(model, path, note):
         note(part="chain", model=model, rows=rows, floor_ms=round(floor, 3), **times, errors=errors)
         if rows in ("verify 4", 1):
             for kind, patches in kinds.items():
-                if kind not in ("before", "best") or (rows == 1 and kind != "before"):
+                if kind not in ("before", "rule") or (rows == 1 and kind != "before"):
                     continue
                 with _all(patches):
                     try:
@@ -428,41 +387,42 @@ def chain(model, path, note):
                 note(part="kernels", model=model, rows=rows, kind=kind, us_a_layer=kernels)
 
 
-def uniform(warps, columns, total, each, rows, outputs, inputs, pair, normed, sms):
-    """A plan of these warps and columns, or the nearest that divides the inputs."""
-    if not 2 <= rows <= 8:
+def two(normed_plan, plain_plan, rows, outputs, inputs, pair, normed, sms):
+    """Plans of products with a norm, and of those without, if they fit; else those of the rule."""
+    if not 2 <= rows <= 8 or outputs * inputs < 8_000_000:
         return None
-    while inputs % (warps * columns):
-        columns //= 2
-    stage = warps * columns
-    y = 16 * inputs if normed else 0
-    held = 16 if normed else 24
-    stages = int((total / each - y - 1024 * warps) // (2 * stage * held))
-    bands = outputs // (8 if pair else 16)
-    stages = min(stages, -(-bands // (sms * each)) * (inputs // stage), 16)
-    while stages > 1 and not small_m_bands.fits(BandsPlan(warps, columns, stages, 1), outputs, inputs, pair, normed):
-        stages -= 1
-    return BandsPlan(warps, columns, max(stages, 1), sms * each)
+    warps, columns, stages, each = normed_plan if normed else plain_plan
+    if not normed and each == 0:  # two programs for long bands
+        stages, each = (stages, 1) if inputs < 8192 else (stages // 2, 2)
+    for some in range(stages, 0, -1):
+        plan = BandsPlan(warps, columns, some, each * sms)
+        if small_m_bands.fits(plan, outputs, inputs, pair, normed):
+            return plan
+    return small_m_plans.bands_of(rows, outputs, inputs, pair, normed, sms)
 
 
 def rules(model, note):
-    """Time the whole step with one rule for all products, of many."""
+    """Time the whole step with one plan for products with a norm and one for those without."""
     stack = Stack(model, lambda weight: weight)
-    t = verify_inputs(stack, 3)
-    step = functools.partial(stack.step, t)
+    steps = {"verify 4": functools.partial(stack.step, verify_inputs(stack, 3))}
+    for rows in (2, 4, 8):
+        steps[rows] = functools.partial(stack.step, stack.inputs(rows, CONTEXT))
     found = []
-    for warps, columns in ((4, 256), (4, 128), (8, 128), (8, 64), (2, 256), (2, 512), (4, 512)):
-        for total, each in ((227e3, 1), (150e3, 1), (113e3, 1), (227e3, 2), (150e3, 2), (227e3, 3)):
-            rule = functools.partial(uniform, warps, columns, total, each)
-            with mock.patch.object(small_m_plans, "bands_of", rule):
+    normed = ((4, 512, 2, 1), (4, 256, 4, 1), (4, 256, 3, 1), (4, 256, 2, 1), (8, 256, 2, 1), (8, 128, 4, 1), (8, 128, 3, 1), (16, 128, 2, 1), (8, 256, 1, 1))
+    plain = ((4, 256, 4, 0), (4, 256, 4, 1), (4, 512, 2, 1), (8, 128, 4, 0), (4, 128, 8, 0), (4, 256, 2, 1), (4, 256, 3, 1))
+    pairs = [(one, plain[0]) for one in normed] + [(normed[i], one) for one in plain[1:] for i in (0, 4)]
+    for pair in pairs:
+        with mock.patch.object(small_m_plans, "bands_of", functools.partial(two, *pair)):
+            times = {}
+            for name, step in steps.items():
                 try:
-                    ms = round(graph_ms([step], 6), 3)
+                    times[name] = round(graph_ms([step], 8), 3)
                 except Exception as error:  # noqa: BLE001
-                    ms = f"{type(error).__name__}: {error}"[:80]
-            found.append([ms, warps, columns, int(total), each])
-            show(f"rules {model} {found[-1]}")
-    found.sort(key=lambda one: (isinstance(one[0], str), one[0]))
-    note(part="rules", model=model, rows="verify 4", found=found)
+                    times[name] = f"{type(error).__name__}: {error}"[:80]
+        found.append([times, *pair])
+        show(f"rules {model} {found[-1]}")
+    found.sort(key=lambda one: str(one[0]["verify 4"]))
+    note(part="rules", model=model, found=found)
 
 
 def _all(patches):
@@ -528,8 +488,7 @@ def main():
         for model in args.models.split(","):
             in_process(100, args.json, chain, model, args.json)
     if "rules" in parts:
-        for model in args.models.split(","):
-            in_process(150, args.json, rules, model)
+        in_process(150, args.json, rules, "llama-8b")
     if "ring" in parts:
         for name in [n for n in names if "ranks" not in n and "head" not in n]:
             in_process(20, args.json, ring, name)

@@ -51,13 +51,14 @@ from quire.kernels.gpu.runtime.pdl import launch_dependents, wait_for_previous_k
 
 
 @triton.jit
-def _load_turns(angles_ptr, positions, D: tl.constexpr, R: tl.constexpr,
+def _load_turns(angles_ptr, positions, real, D: tl.constexpr, R: tl.constexpr,
                 INTERLEAVED: tl.constexpr):  # fmt: skip
-    """Cosines and signed sines [M, D] of positions [M]."""
+    """Cosines and signed sines [M, D] of tokens whose positions are at [M] pointers."""
     d = tl.arange(0, D)
+    position = tl.load(positions, mask=real, other=0).to(tl.int64)
     half = d // 2 if INTERLEAVED else d % (R // 2)
-    angles = angles_ptr + positions.to(tl.int64)[:, None] * R + half[None, :]
-    turns = (d < R)[None, :] & (positions >= 0)[:, None]
+    angles = angles_ptr + position[:, None] * R + half[None, :]
+    turns = (d < R)[None, :] & real[:, None]
     cos = tl.load(angles, turns, 1.0)
     sin = tl.load(angles + R // 2, turns, 0.0)
     low = d % 2 == 0 if INTERLEAVED else d < R // 2
@@ -174,38 +175,42 @@ def fused_draft_kernel(
     real = member < count
     t = s.to(tl.int64) + member
     end = context + member  # of the keys that a row sees
-    positions = tl.load(positions_ptr + t, mask=real, other=0)
-    cos, turn = _load_turns(angles_ptr, positions, D, R, INTERLEAVED)
+    cos, turn = _load_turns(angles_ptr, positions_ptr + t, real, D, R, INTERLEAVED)
     q_own, q_other = norm_weights(q_weight, q_offset, D, R, NORM, INTERLEAVED)
+    # keys of this step up to the pack's last row, 16 at a time; loads are one turn ahead
+    fresh = tl.where((split == used - 1) & (context > 0), place + count, 0)
+    j = tl.arange(0, 16)
+    of = s.to(tl.int64) - place + j
+    k_cos, k_turn = _load_turns(angles_ptr, positions_ptr + of, j < fresh, D, R, INTERLEAVED)
+    slot = tl.load(slots_ptr + of, mask=j < fresh, other=-1)
+    k_own, k_other = norm_weights(k_weight, k_offset, D, R, NORM, INTERLEAVED)
     if PDL:
         wait_for_previous_kernel()
     q, twins = _load_pairs(q_ptr, t * Q_T + (kh * G + g) * Q_H, real, D, R, INTERLEAVED)
+    k_ptr += kh * K_H
+    v_ptr += kh * V_H
+    k, k_twins = _load_pairs(k_ptr, of * K_T, j < fresh, D, R, INTERLEAVED)
+    v = tl.load(v_ptr + (of * V_T)[:, None] + d[None, :], mask=(j < fresh)[:, None], other=0.0)
     q = norm_and_rotate(q, twins, q_own, q_other, cos, turn, q_eps, D, NORM)
     acc = tl.zeros([M, D], tl.float32)
     total = tl.zeros([M], tl.float32)
     top = tl.full([M], LOWEST_SCORE, tl.float32)
-    fresh = tl.where((split == used - 1) & (context > 0), place + count, 0)
-    k_own, k_other = norm_weights(k_weight, k_offset, D, R, NORM, INTERLEAVED)
-    for low in range(0, fresh, 16):
-        j = low + tl.arange(0, 16)
-        there = j < fresh
-        of = s.to(tl.int64) - place + j
-        k, twins = _load_pairs(k_ptr, of * K_T + kh * K_H, there, D, R, INTERLEAVED)
-        v = tl.load(
-            v_ptr + (of * V_T + kh * V_H)[:, None] + d[None, :], mask=there[:, None], other=0.0
-        )
-        positions = tl.load(positions_ptr + of, mask=there, other=0)
-        slot = tl.load(slots_ptr + of, mask=there, other=-1)
-        cos, turn = _load_turns(angles_ptr, positions, D, R, INTERLEAVED)
-        k = norm_and_rotate(k, twins, k_own, k_other, cos, turn, k_eps, D, NORM)
+    for low in range(0, fresh, 16):  # noqa: B007
+        k = norm_and_rotate(k, k_twins, k_own, k_other, k_cos, k_turn, k_eps, D, NORM)
         where = cache_ptr + (slot // B * (2 * K * HEAD) + slot % B * D + kh * HEAD)[:, None]
-        stores = (there & (j >= place) & (slot >= 0))[:, None]
+        stores = ((j < fresh) & (j >= place) & (slot >= 0))[:, None]
         tl.store(where + d[None, :], k.to(cache_ptr.dtype.element_ty), mask=stores)
         tl.store(where + K * HEAD + d[None, :], v.to(cache_ptr.dtype.element_ty), mask=stores)
         acc, total, top = _attend(
-            q, k, v, old + j, end, there, acc, total, top, scale, softcap, window, WINDOW,
+            q, k, v, old + j, end, j < fresh, acc, total, top, scale, softcap, window, WINDOW,
             SOFTCAP, IEEE,
         )  # fmt: skip
+        j += 16
+        of += 16
+        k_cos, k_turn = _load_turns(angles_ptr, positions_ptr + of, j < fresh, D, R, INTERLEAVED)
+        slot = tl.load(slots_ptr + of, mask=j < fresh, other=-1)
+        k, k_twins = _load_pairs(k_ptr, of * K_T, j < fresh, D, R, INTERLEAVED)
+        v = tl.load(v_ptr + (of * V_T)[:, None] + d[None, :], mask=(j < fresh)[:, None], other=0.0)
     acc, total, top = _attend(
         q, k_tile, v_tile, at, end, live, acc, total, top, scale, softcap, window, WINDOW, SOFTCAP,
         IEEE,
@@ -213,12 +218,13 @@ def fused_draft_kernel(
     for low in tl.range(start + TILE, stop, TILE, num_stages=STAGES):
         at = low + tl.arange(0, TILE)
         live = (at >= first) & (at < stop)
-        k, v, _, _ = load_first_tile(
+        k_tile, v_tile, _, _ = load_first_tile(
             cache_ptr, cache_ptr, table, kh, at, live, K, D, B, HEAD, 0, 0, 0, 0
         )
         acc, total, top = _attend(
-            q, k, v, at, end, live, acc, total, top, scale, softcap, window, WINDOW, SOFTCAP, IEEE
-        )
+            q, k_tile, v_tile, at, end, live, acc, total, top, scale, softcap, window, WINDOW,
+            SOFTCAP, IEEE,
+        )  # fmt: skip
     store_or_merge_pack(
         acc, total, top, part_ptr, stats_ptr, done_ptr, out_ptr, sinks_ptr, s, kh, t * K + kh,
         real, g, split, used, splits, K, G, D, M, D, SPLIT, SINKS, WARPS,

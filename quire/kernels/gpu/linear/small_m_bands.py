@@ -35,7 +35,6 @@ from quire.kernels.gpu.runtime.int_math import next_power_of_2
 from quire.kernels.gpu.runtime.pdl import (
     PDL_ENABLED,
     launch_dependents,
-    prefetch_l2,
     wait_for_previous_kernel,
 )
 
@@ -68,24 +67,24 @@ def _scale_of_norm(sums_ptr, T, eps, I: gl.constexpr, PARTS: gl.constexpr, PADDE
 
 
 @gluon.jit
-def _store_normed(y_smem, x_ptr, norm_ptr, sums_ptr, y_ptr, columns, T, eps, offset,
-                  I: gl.constexpr, X_T: gl.constexpr, PARTS: gl.constexpr, PADDED: gl.constexpr,
-                  TN: gl.constexpr, WK: gl.constexpr, BK: gl.constexpr, PROGRAMS: gl.constexpr,
-                  COPY: gl.constexpr):  # fmt: skip
+def _store_normed(y_smem, x_ptr, ws, sums_ptr, y_ptr, columns, T, eps, offset, I: gl.constexpr,
+                  X_T: gl.constexpr, PARTS: gl.constexpr, PADDED: gl.constexpr, TN: gl.constexpr,
+                  WK: gl.constexpr, BK: gl.constexpr, PROGRAMS: gl.constexpr, COPY: gl.constexpr):  # fmt: skip
     """Norm TN rows of x, four or eight, into shared memory; programs in turn store them for others
-    too."""
+    too. ws: the norm's weights, in the steps in which x is loaded."""
     OF_ROW: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, COPY))
     t = gl.arange(0, TN, OF_ROW)[None, :][:, :, None]
+    live = (t < T) & (columns >= 0)
+    xs = ()
+    for s in gl.static_range(I // (BK * WK)):  # all on their way before the sums are waited for
+        xs = xs + (gl.load(x_ptr + t * X_T + (columns + s * (BK * WK)), live, 0.0),)
     scale = _scale_of_norm(sums_ptr, T, eps, I, PARTS, PADDED, TN, WK, OF_ROW)
     scale = scale[None, :][:, :, None]
     for s in gl.static_range(I // (BK * WK)):
-        at = columns + s * (BK * WK)
-        live = (t < T) & (at >= 0)
-        x = gl.load(x_ptr + t * X_T + at, live, 0.0)
-        w = offset + gl.load(norm_ptr + at).to(gl.float32)
-        y = (x.to(gl.float32) * scale * w).to(x.dtype)
+        w = offset + ws[s].to(gl.float32)
+        y = (xs[s].to(gl.float32) * scale * w).to(xs[s].dtype)
         if gl.program_id(0) == s % PROGRAMS:
-            gl.store(y_ptr + t * I + at, y, live)
+            gl.store(y_ptr + t * I + (columns + s * (BK * WK)), y, live)
         if TN < 8:
             y = gl.reshape(gl.permute(gl.join(y, y), (0, 3, 1, 2)), (WK, 8, BK))
         y_smem.index(s).store(y)
@@ -157,7 +156,6 @@ def _small_m_bands(
     BK: gl.constexpr,  # inputs of a warp in a stage
     STAGES: gl.constexpr,
     PROGRAMS: gl.constexpr,
-    IDLE: gl.constexpr,  # the previous kernel leaves memory idle
     PDL: gl.constexpr,
 ):
     MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WK, 1, 1], [1, 16, 8])
@@ -170,7 +168,6 @@ def _small_m_bands(
     dtype: gl.constexpr = w_ptr.dtype.element_ty
     STEPS: gl.constexpr = I // (BK * WK)
     BANDS: gl.constexpr = O // 16 if ACT is None else O // 8
-    TIMES: gl.constexpr = (BANDS + PROGRAMS - 1) // PROGRAMS
     XS: gl.constexpr = STAGES if norm_ptr is None else STEPS
     ring = gl.allocate_shared_memory(dtype, [STAGES, WK, 16, BK], SHARED)
     x_ring = gl.allocate_shared_memory(dtype, [XS, WK, 8, BK], SHARED)
@@ -188,19 +185,11 @@ def _small_m_bands(
                 eviction_policy="evict_first",
             )  # fmt: skip
         async_copy.commit_group()
+    ws = ()
+    if norm_ptr is not None:
+        for s in gl.static_range(STEPS):
+            ws = ws + (gl.load(norm_ptr + (columns + s * (BK * WK))),)
     if PDL:
-        if IDLE:
-            SIZE: gl.constexpr = (16 if ACT is None else 8) * I * 2
-            for again in gl.static_range(TIMES):
-                band = first + again * PROGRAMS
-                if band < BANDS:
-                    rows_at = w_ptr + _row_of_band(band, 0, O, ACT).to(gl.int64) * I
-                    prefetch_l2(rows_at, SIZE)
-                    if ACT is not None:
-                        prefetch_l2(rows_at + O * I, SIZE)
-        if norm_ptr is not None:
-            if first == 0:
-                prefetch_l2(norm_ptr, I * 2)
         launch_dependents()
         wait_for_previous_kernel()
     OF_ROW: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, COPY))
@@ -214,10 +203,10 @@ def _small_m_bands(
                 x_ring.index(s).store(gl.load(x_at + s % STEPS * (BK * WK), live, 0.0))
     else:
         if T <= 4:  # half of the work; rows 4 to 7 are the same again, and unused
-            _store_normed(x_ring, x_ptr, norm_ptr, sums_ptr, y_ptr, columns, T, eps, offset, I,
+            _store_normed(x_ring, x_ptr, ws, sums_ptr, y_ptr, columns, T, eps, offset, I,
                           X_T, PARTS, PADDED, 4, WK, BK, PROGRAMS, COPY)  # fmt: skip
         else:
-            _store_normed(x_ring, x_ptr, norm_ptr, sums_ptr, y_ptr, columns, T, eps, offset, I,
+            _store_normed(x_ring, x_ptr, ws, sums_ptr, y_ptr, columns, T, eps, offset, I,
                           X_T, PARTS, PADDED, 8, WK, BK, PROGRAMS, COPY)  # fmt: skip
     o = gl.arange(0, 16, gl.SliceLayout(1, SUM))[:, None]
     row = gl.arange(0, 8, gl.SliceLayout(0, SUM))[None, :]
@@ -285,12 +274,9 @@ def launch(
     norm: FusedNorm | None = None,
     act: FusedActivation | None = None,
     added: AddedResidual | None = None,
-    memory_idle: bool = False,
 ) -> None:
     """z [T, O] = norm(x) @ weight.T + bias; fills the results of act or added too. The plan must
     fit; not both of act and added.
-
-    memory_idle: the previous kernel leaves memory idle (as attention), so weights may load early.
     """
     total, inputs = weight.shape
     outputs = total if act is None else total // 2
@@ -309,7 +295,7 @@ def launch(
         (x.shape[0], *numbers),
         (
             outputs, inputs, x.stride(0), parts, next_power_of_2(parts),
-            None if act is None else act.kind, *plan[:3], programs, memory_idle, PDL_ENABLED,
+            None if act is None else act.kind, *plan[:3], programs, PDL_ENABLED,
         ),
         warps=plan.warps,
         pdl=PDL_ENABLED,

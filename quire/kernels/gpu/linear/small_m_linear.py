@@ -132,7 +132,7 @@ def launch(
     elif x.shape[0] == 1:
         gemv.launch(z, x, weight, bias, norm, act, memory_idle)
     elif bands := small_m_plans.find_bands(x.shape[0], weight, act is not None, norm is not None):
-        small_m_plans.launch_bands(z, x, weight, bias, bands, norm, act, added, memory_idle)
+        small_m_plans.launch_bands(z, x, weight, bias, bands, norm, act, added)
     elif plan := small_m_plans.find_plan(x.shape[0], weight, act is not None):
         small_m_plans.launch(z, x, weight, bias, act, plan)
     elif x.shape[0] > MAX_ROWS:

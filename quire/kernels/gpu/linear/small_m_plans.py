@@ -32,6 +32,8 @@ _FEW_OUTPUTS = 2048
 """Outputs of a small weight for which a ring has too few programs."""
 _OUTPUTS_OF_32_ROWS = range(3072, 8192 + 1)
 """Fewer are too few programs of 32 outputs; with many more the library was as fast or faster."""
+_LONG_BAND = 8192
+"""Inputs of a product whose bands are streamed best by two programs of a multiprocessor."""
 _MULTIPROCESSORS = 132
 _MOST_AHEAD = 16
 """Slices of 32 inputs that a warp's registers have space for."""
@@ -116,27 +118,15 @@ def bands_of(
 ) -> Any:
     """As find_bands, for the outputs of one half."""
     body, plan_class = _gluon_kernel("bands")
-    if not 2 <= rows <= body.MAX_ROWS:
-        return None
-    for warps, columns in ((4, 256), (4, 128), (4, 64)):
-        for stages in range(6, 1, -1):
-            plan = plan_class(warps, columns, stages, multiprocessors)
+    if not 2 <= rows <= body.MAX_ROWS or outputs * inputs < _SMALL_WEIGHT:
+        return None  # a small weight is over before a program has gone through a few bands
+    each = 2 if inputs >= _LONG_BAND and not normed else 1
+    for columns in (512, 256, 128, 64) if normed else (256, 128, 64):
+        for stages in (4, 3, 2) if columns < 512 else (2,):
+            plan = plan_class(4, columns, stages // each, each * multiprocessors)
             if body.fits(plan, outputs, inputs, pair, normed):
                 return plan
     return None
-
-
-def launch(
-    z: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    act: FusedActivation | None,
-    plan: GluonPlan,
-) -> None:
-    """z [T, O] = x @ weight.T + bias; fills act's result too."""
-    body, plan_class = _gluon_kernel(plan.kernel)
-    body.launch(z, x, weight, bias, act, plan_class(*plan.numbers))
 
 
 def empty_squares(r: Tensor) -> Tensor:
