@@ -47,6 +47,7 @@ SHAPES = {  # outputs of one half, inputs, what is fused
     "llama-8b of two ranks down": (4096, 7168, ""),
 }
 SMS = 132
+RULE = small_m_plans.bands_of
 NONE = mock.patch.object(small_m_plans, "find_bands", return_value=None)
 APART = mock.patch.object(packed_fused, "supports", return_value=False)
 
@@ -398,7 +399,7 @@ def two(normed_plan, plain_plan, rows, outputs, inputs, pair, normed, sms):
         plan = BandsPlan(warps, columns, some, each * sms)
         if small_m_bands.fits(plan, outputs, inputs, pair, normed):
             return plan
-    return small_m_plans.bands_of(rows, outputs, inputs, pair, normed, sms)
+    return RULE(rows, outputs, inputs, pair, normed, sms)
 
 
 def rules(model, note):
