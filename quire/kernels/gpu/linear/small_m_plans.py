@@ -129,6 +129,19 @@ def bands_of(
     return None
 
 
+def launch(
+    z: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    act: FusedActivation | None,
+    plan: GluonPlan,
+) -> None:
+    """z [T, O] = x @ weight.T + bias; fills act's result too."""
+    body, plan_class = _gluon_kernel(plan.kernel)
+    body.launch(z, x, weight, bias, act, plan_class(*plan.numbers))
+
+
 def empty_squares(r: Tensor) -> Tensor:
     """Return space for the partial sums that small_m_bands.py adds up of the squares of r."""
     body, _ = _gluon_kernel("bands")
