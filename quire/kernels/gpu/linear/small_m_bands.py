@@ -77,7 +77,7 @@ def _store_normed(y_smem, x_ptr, ws, sums_ptr, y_ptr, columns, T, eps, offset, I
     live = (t < T) & (columns >= 0)
     xs = ()
     for s in gl.static_range(I // (BK * WK)):  # all on their way before the sums are waited for
-        xs = xs + (gl.load(x_ptr + t * X_T + (columns + s * (BK * WK)), live, 0.0),)
+        xs = xs + (gl.load(x_ptr + t * X_T + (columns + s * (BK * WK)), live, 0.0),)  # type: ignore[assignment]
     scale = _scale_of_norm(sums_ptr, T, eps, I, PARTS, PADDED, TN, WK, OF_ROW)
     scale = scale[None, :][:, :, None]
     for s in gl.static_range(I // (BK * WK)):
@@ -188,7 +188,7 @@ def _small_m_bands(
     ws = ()
     if norm_ptr is not None:
         for s in gl.static_range(STEPS):
-            ws = ws + (gl.load(norm_ptr + (columns + s * (BK * WK))),)
+            ws = ws + (gl.load(norm_ptr + (columns + s * (BK * WK))),)  # type: ignore[assignment]
     if PDL:
         launch_dependents()
         wait_for_previous_kernel()
