@@ -69,7 +69,8 @@ def _scale_of_norm(sums_ptr, T, eps, I: gl.constexpr, PARTS: gl.constexpr, PADDE
 @gluon.jit
 def _store_normed(y_smem, x_ptr, ws, sums_ptr, y_ptr, columns, T, eps, offset, I: gl.constexpr,
                   X_T: gl.constexpr, PARTS: gl.constexpr, PADDED: gl.constexpr, TN: gl.constexpr,
-                  WK: gl.constexpr, BK: gl.constexpr, PROGRAMS: gl.constexpr, COPY: gl.constexpr):  # fmt: skip
+                  WK: gl.constexpr, BK: gl.constexpr, PROGRAMS: gl.constexpr,
+                  COPY: gl.constexpr):  # fmt: skip
     """Norm TN rows of x, four or eight, into shared memory; programs in turn store them for others
     too. ws: the norm's weights, in the steps in which x is loaded."""
     OF_ROW: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, COPY))
