@@ -1,7 +1,7 @@
 """Milliseconds of a step that verifies drafts, over those of a step without. One line a case.
 
     python bench/gpu_verify.py --model /tmp/quire-models/llama-8b [--rows 1,8,32] [--drafts 0,1,3,7]
-        [--context 300,8000]
+        [--context 300,8000] [--apart]
 
 Each of the rows is a sequence with blocks of its own. Steps are enqueued one behind the other, from
 graphs, so the host is hidden. Weights are random; nothing is accepted, which changes no step.
@@ -12,6 +12,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ import torch
 from quire import LLM, SamplingParams
 from quire.core.types import StopConditions
 from quire.engine.startup.kernel_enumeration import decode_batch
+from quire.kernels.gpu.attention import paged_attention_drafts_fused
+from quire.kernels.gpu.linear import small_m_plans
 from quire.runner.slots import BlockTableUpdate
 from quire.sampling.slot_join import SlotJoin
 
@@ -90,12 +93,16 @@ def main():
     parser.add_argument("--context", default="300,8000")
     parser.add_argument("--kw", default="{}", help="options of the engine, as JSON")
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--apart", action="store_true", help="norms and rotations apart, as before")
     given = parser.parse_args()
     numbers = {
         name: [int(one) for one in getattr(given, name).split(",")]
         for name in ("rows", "drafts", "context")
     }
     options = {"max_model_len": max(numbers["context"]) + 64, **json.loads(given.kw)}
+    if given.apart:
+        mock.patch.object(small_m_plans, "find_bands", return_value=None).start()
+        mock.patch.object(paged_attention_drafts_fused, "supports", return_value=False).start()
     llm = LLM(folder_of(given.model), load_format="dummy", **options)
     config, runner = llm.llm_engine.config, llm.llm_engine.engine._executor.runner
     for context in numbers["context"]:
@@ -108,7 +115,7 @@ def main():
                 if rows * (1 + drafts) <= 512
             }
             plain = found.get(0, float("nan"))
-            line = {"model": given.model, "rows": rows, "context": context}
+            line = {"model": given.model, "apart": given.apart, "rows": rows, "context": context}
             for drafts, ms in found.items():
                 line[f"drafts {drafts}"] = [round(ms, 3), round(ms / plain, 3)]
             print(json.dumps(line), flush=True)

@@ -2,6 +2,9 @@
 
     rms_norm -> linear -> act_mul              one row: one kernel (gpu/linear/gemv*.py)
                 linear -> act_mul              a few rows: one kernel (gpu/linear/small_m_linear.py)
+                linear -> rms_norm             a few rows: the product adds the residual, and the
+                                               squares that the norm needs; the norm itself is in
+                                               the next product (gpu/linear/small_m_bands.py)
      linear -> lora_linear                     up to 64 rows: around or inside the product
                                                (gpu/lora/adapted_linear.py)
            lora_linear -> act_mul              any rows: the first does it
@@ -35,12 +38,16 @@ from quire.kernels.formats.int8_weight import Int8Weight
 
 
 class PendingOp(NamedTuple):
-    """An op that has been called and not launched, its arguments in full."""
+    """An op that has been called and not launched, its arguments in full.
+
+    known: what an earlier kernel computed of its result: of a norm, partial sums of squares.
+    """
 
     op: str
     launch: Callable[..., None]
     outputs: Any
     args: tuple[Any, ...]
+    known: Any = None
 
 
 class FusionQueue:
@@ -160,11 +167,31 @@ def _fuse_rms_norm(
         queue.enqueue("rms_norm", launch, outs, *args)
     elif x.dim() == 2 and x.is_contiguous() and (residual is None or residual.is_contiguous()):
         chain = queue.pending
+        if residual is not None and chain and _adds_residual(chain[-1], x, residual):
+            squares = _launch_linear_and_add(queue, residual, outs[1])
+            sum_args = (outs[1], weight, eps, None, offset)
+            queue.pending.append(PendingOp("rms_norm", launch, outs, sum_args, squares))
+            return
         if chain and not (chain[0].op == "all_reduce" and chain[-1].outputs is x):
             queue.flush()
         queue.enqueue("rms_norm", launch, outs, *args)
     else:
         queue.launch_unfused(launch, outs, *args)
+
+
+def _adds_residual(held: PendingOp, x: Tensor, residual: Tensor) -> bool:
+    """Whether x is the result of this product, which can add the residual to it."""
+    if held.op != "linear" or held.outputs is not x or residual.dtype != x.dtype:
+        return False
+    return _gpu_module("linear.small_m_linear").adds_residual(*held.args[:2])
+
+
+def _launch_linear_and_add(queue: FusionQueue, residual: Tensor, r: Tensor) -> Tensor:
+    """Launch the pending product with the sum after it. Returns partial sums of its squares."""
+    memory_idle, chain = queue.memory_idle, queue.pop_all()
+    added = _gpu_module("linear.small_m_linear").added_residual(residual, r)
+    _launch_linear(chain, None, memory_idle, added)
+    return added.squares
 
 
 def _fuse_all_reduce(
@@ -216,8 +243,8 @@ def _fuses_into_linear(held: PendingOp, x: Tensor, weight: object) -> bool:
     """Whether a product of x can be fused with this op before it."""
     quantized = x.shape[0] > 1 and isinstance(weight, Fp8Weight | Int8Weight)
     if held.op == "rms_norm":
-        one = x.shape[0] == 1 and _gpu_module("linear.small_m_linear").fuses_norm(weight)
-        return held.outputs[0] is x and x.dim() == 2 and (one or quantized)
+        fuses = _gpu_module("linear.small_m_linear").fuses_norm
+        return held.outputs[0] is x and x.dim() == 2 and (quantized or fuses(x, weight, held.known))
     return held.op == "act_mul" and held.outputs is x and quantized
 
 
@@ -260,6 +287,8 @@ def _fuse_lora_linear(
     body, chain = _gpu_module("lora.lora_linear"), queue.pending
     if chain and chain[-1].op == "linear" and chain[-1].outputs is y and chain[-1].args[0] is x:
         if _gpu_module("lora.adapted_linear").supports(*chain[-1].args, bank):
+            if len(chain) == 2 and chain[0].known is not None:  # no adapters in such a product
+                _launch_each([chain.pop(0)])
             queue.enqueue("lora_linear", launch, out, y, x, bank, rows)
             if not body.fuses_act(bank):
                 queue.flush()
@@ -290,14 +319,14 @@ def _launch_lora_linear(chain: list[PendingOp], act: Any, memory_idle: bool) -> 
     )
 
 
-def _launch_linear(chain: list[PendingOp], act: Any, memory_idle: bool) -> None:
+def _launch_linear(chain: list[PendingOp], act: Any, memory_idle: bool, added: Any = None) -> None:
     """A chain that ends in a product: of one row, of a few, or of quantized rows."""
     rows, weight = chain[-1].args[0].shape[0], chain[-1].args[1]
     if rows > 1 and isinstance(weight, Fp8Weight | Int8Weight):
         _launch_quantized_linear(chain)
         return
     _gpu_module("linear.small_m_linear").launch(
-        chain[-1].outputs, *chain[-1].args, _fused_norm(chain), act, memory_idle
+        chain[-1].outputs, *chain[-1].args, _fused_norm(chain), act, memory_idle, added
     )
 
 
@@ -306,7 +335,9 @@ def _fused_norm(chain: list[PendingOp]) -> Any:
     if len(chain) == 1:
         return None
     (y, r), (inner, weight, eps, residual, offset) = chain[0].outputs, chain[0].args
-    return _gpu_module("linear.gemv").FusedNorm(inner, weight, eps, residual, offset, y, r)
+    return _gpu_module("linear.gemv").FusedNorm(
+        inner, weight, eps, residual, offset, y, r, chain[0].known
+    )
 
 
 def _launch_quantized_linear(chain: list[PendingOp]) -> None:
@@ -341,7 +372,7 @@ def _fuse_moe_router(
     chain = queue.pending
     follows = len(chain) == 1 and chain[0].op == "rms_norm" and chain[0].outputs[0] is x
     if follows and _gpu_module("moe.moe_router").supports_norm(*chain[0].args):
-        (y, r), args = queue.pop_all()[0][2:]
+        (y, r), args = queue.pop_all()[0][2:4]
         inner, norm_weight, eps, residual, offset = args
         norm = _gpu_module("moe.moe_router").RouterNorm(
             inner, norm_weight, eps, residual, offset, y, r

@@ -51,6 +51,9 @@ class Shared:
     def load(self, layout):
         return self.data.clone()
 
+    def store(self, value):
+        self.data.copy_(value)
+
 
 class Copies:
     """Asynchronous copies of a program, in groups."""
@@ -58,17 +61,18 @@ class Copies:
     def __init__(self):
         self.groups = [[]]
 
-    def async_copy_global_to_shared(self, smem, pointer, eviction_policy=""):
-        smem.data.fill_(float("nan"))
-        self.groups[-1].append((smem, pointer))
+    def async_copy_global_to_shared(self, smem, pointer, mask=None, eviction_policy=""):
+        mask = torch.ones_like(smem.data, dtype=torch.bool) if mask is None else mask
+        smem.data[mask.expand_as(smem.data)] = float("nan")
+        self.groups[-1].append((smem, pointer, mask))
 
     def commit_group(self):
         self.groups.append([])
 
     def wait_group(self, outstanding):
         while len(self.groups) > outstanding + 1:
-            for smem, pointer in self.groups.pop(0):
-                smem.data.copy_(load(pointer))
+            for smem, pointer, mask in self.groups.pop(0):
+                smem.data.copy_(torch.where(mask, load(pointer, mask), smem.data))
 
 
 def multiply(a, b, acc):
@@ -84,7 +88,9 @@ def _language(copies, program):
         arange=lambda start, end, layout: torch.arange(start, end), sum=torch.sum,
         minimum=lambda x, most: x.clamp(max=most), thread_barrier=lambda: None,
         maximum=lambda x, least: x.clamp(min=least), where=torch.where,
-        convert_layout=lambda x, layout: x,
+        convert_layout=lambda x, layout: x, rsqrt=torch.rsqrt, reshape=torch.reshape,
+        permute=torch.permute, split=lambda x: x.unbind(-1),
+        join=lambda x, y: torch.stack((x, y), -1),
         zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
         allocate_shared_memory=lambda dtype, shape, layout: Shared(
             torch.full(shape, float("nan") if dtype.is_floating_point else 0, dtype=dtype)),

@@ -3,7 +3,8 @@
     paged_attention_decode           sequences of one query, long contexts split among programs
     paged_attention_shared           leading keys that sequences of one query have in common
     paged_attention_drafts           the same for rows of one sequence that follow one another
-    paged_attention_fused            the same with norms, rotation and cache write in one kernel
+    paged_attention_fused            single queries, with norms, rotation and cache write in it
+    paged_attention_drafts_fused     the same for rows of one sequence
     paged_attention_prefill          sequences of several queries
     paged_attention_prefill_hopper   the same on Hopper, with Gluon
 
@@ -23,6 +24,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from quire.kernels.formats.kv_cache import has_dense_heads
 from quire.kernels.formats.shared_prefixes import SharedPrefixes
 from quire.kernels.gpu.attention import paged_attention_drafts as packed
+from quire.kernels.gpu.attention import paged_attention_drafts_fused as packed_fused
 from quire.kernels.gpu.attention import paged_attention_fused as fused
 from quire.kernels.gpu.attention.kv_codes import CodeLayout
 from quire.kernels.gpu.attention.paged_attention_decode import decode_kernel
@@ -133,13 +135,14 @@ def launch_fused(
     measured: the write measures scales of tokens.
     features, named: the arguments of paged_attention after contexts.
     """
-    extras = fused.parse_extras(q, contexts, *features, **named)
+    extras, drafts = fused.parse_extras(q, contexts, *features, **named)
     q_raw, k, v, positions, cos_sin, interleaved, norms = qkv
-    if extras is None or not fused.supports(
+    body = packed_fused if drafts else fused
+    if extras is None or not body.supports(
         q_raw, k, v, positions, cos_sin, interleaved, norms, slots, cache
     ):
         return False
-    fused.launch(
+    body.launch(
         out, q_raw, k, v, positions, cos_sin, interleaved, norms, slots, cache, tables, contexts,
         extras, measured,
     )  # fmt: skip

@@ -47,8 +47,9 @@ def pack_rows(group: int) -> int:
 
 
 @triton.jit
-def _find_pack(s, sequences, rows_ptr, contexts_ptr, PACK: tl.constexpr, BACK: tl.constexpr):
-    """(table row of s, its context, rows of the pack that it begins; 0: it is in another's)."""
+def find_pack(s, sequences, rows_ptr, contexts_ptr, PACK: tl.constexpr, BACK: tl.constexpr):
+    """(table row of s, its context, its place in its chain, rows of the pack that it begins; 0: it
+    is in another's)."""
     row = tl.load(rows_ptr + s)
     context = tl.load(contexts_ptr + s)
     back = tl.arange(0, BACK)
@@ -62,15 +63,16 @@ def _find_pack(s, sequences, rows_ptr, contexts_ptr, PACK: tl.constexpr, BACK: t
     its_context = tl.load(contexts_ptr + s + ahead, mask=there, other=-1)
     count = tl.sum(((its_row == row) & (its_context == context + ahead)).to(tl.int32))
     count = tl.where(place % PACK == 0, count, 0)
-    return row, context, tl.where(place == BACK - 1, 1, count)
+    return row, context, place, tl.where(place == BACK - 1, 1, count)
 
 
 @triton.jit
 def _merge_parts(part_ptr, stats_ptr, places, real, g, used, splits,
-                 G: tl.constexpr, D: tl.constexpr, M: tl.constexpr, DP: tl.constexpr):  # fmt: skip
+                 G: tl.constexpr, D: tl.constexpr, M: tl.constexpr, DP: tl.constexpr,
+                 WARPS: tl.constexpr):  # fmt: skip
     """(acc, total, top) over the first `used` parts of each place, [M]."""
     # parts whose loads are under way at once: as many as 64 registers a thread hold
-    MERGE: tl.constexpr = max(2, min(16, 8192 // (M * DP)))
+    MERGE: tl.constexpr = max(2, min(16, max(4, WARPS) * 2048 // (M * DP)))
     d = tl.arange(0, DP)
     mask = real[:, None] & (d < D)[None, :]
     acc = tl.zeros([M, DP], tl.float32)
@@ -95,6 +97,41 @@ def _merge_parts(part_ptr, stats_ptr, places, real, g, used, splits,
             acc = acc * shrink[:, None] + some * weight[:, None]
             top = higher
     return acc, total, top
+
+
+@triton.jit
+def store_or_merge_pack(acc, total, top, part_ptr, stats_ptr, done_ptr, out_ptr, sinks_ptr, s, kh,
+                        places, real, g, split, used, splits, K: tl.constexpr, G: tl.constexpr,
+                        D: tl.constexpr, M: tl.constexpr, DP: tl.constexpr, SPLIT: tl.constexpr,
+                        SINKS: tl.constexpr, WARPS: tl.constexpr):  # fmt: skip
+    """Store the results of a pack, or parts of them; who stores the last part merges them all."""
+    d = tl.arange(0, DP)
+    finished = used > 0
+    if SPLIT and used > 1:
+        mine = places * splits + split
+        tl.store(
+            part_ptr + (mine * (G * D) + g * D)[:, None] + d[None, :], acc,
+            mask=real[:, None] & (d < D)[None, :],
+        )  # fmt: skip
+        tl.store(stats_ptr + mine * (2 * G) + g, top, mask=real)
+        tl.store(stats_ptr + mine * (2 * G) + G + g, total, mask=real)
+        tl.debug_barrier()  # every thread's part is stored before one of them counts it
+        done = done_ptr + s * K + kh
+        finished = tl.atomic_add(done, 1, sem="acq_rel") == used - 1
+        if finished:
+            acc, total, top = _merge_parts(
+                part_ptr, stats_ptr, places, real, g, used, splits, G, D, M, DP, WARPS
+            )
+            tl.store(done, 0)
+    if finished:
+        if SINKS:
+            sink = tl.load(sinks_ptr + kh * G + g, mask=real, other=0.0).to(tl.float32) * LOG2E
+            acc, total = join_sink(acc, total, top, sink)
+        y = normalize(acc, total)
+        tl.store(
+            out_ptr + ((places * G + g) * D)[:, None] + d[None, :],
+            y.to(out_ptr.dtype.element_ty), mask=real[:, None] & (d < D)[None, :],
+        )  # fmt: skip
 
 
 @kernel("scale", "softcap", "v_scale", "window", "splits")
@@ -140,6 +177,7 @@ def draft_decode_kernel(
     SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr,
     IEEE: tl.constexpr,
+    WARPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     pid = tl.program_id(0)
@@ -151,7 +189,7 @@ def draft_decode_kernel(
     if PDL:
         launch_dependents()
         wait_for_previous_kernel()
-    row, context, count = _find_pack(s, sequences, rows_ptr, contexts_ptr, PACK, BACK)
+    row, context, _, count = find_pack(s, sequences, rows_ptr, contexts_ptr, PACK, BACK)
     if count == 0:
         return
     first, start, stop, used = split_range(
@@ -181,32 +219,10 @@ def draft_decode_kernel(
     )  # fmt: skip
     if CODE != 0 and not SCALES:
         acc = acc * v_scale
-    finished = used > 0
-    if SPLIT and used > 1:
-        mine = places * splits + split
-        tl.store(
-            part_ptr + (mine * (G * D) + g * D)[:, None] + d[None, :], acc,
-            mask=real[:, None] & (d < D)[None, :],
-        )  # fmt: skip
-        tl.store(stats_ptr + mine * (2 * G) + g, top, mask=real)
-        tl.store(stats_ptr + mine * (2 * G) + G + g, total, mask=real)
-        tl.debug_barrier()  # every thread's part is stored before one of them counts it
-        done = done_ptr + s * K + kh
-        finished = tl.atomic_add(done, 1, sem="acq_rel") == used - 1
-        if finished:
-            acc, total, top = _merge_parts(
-                part_ptr, stats_ptr, places, real, g, used, splits, G, D, M, DP
-            )
-            tl.store(done, 0)
-    if finished:
-        if SINKS:
-            sink = tl.load(sinks_ptr + kh * G + g, mask=real, other=0.0).to(tl.float32) * LOG2E
-            acc, total = join_sink(acc, total, top, sink)
-        y = normalize(acc, total)
-        tl.store(
-            out_ptr + ((places * G + g) * D)[:, None] + d[None, :],
-            y.to(out_ptr.dtype.element_ty), mask=real[:, None] & (d < D)[None, :],
-        )  # fmt: skip
+    store_or_merge_pack(
+        acc, total, top, part_ptr, stats_ptr, done_ptr, out_ptr, sinks_ptr, s, kh, places, real, g,
+        split, used, splits, K, G, D, M, DP, SPLIT, SINKS, WARPS,
+    )  # fmt: skip
 
 
 def supports(q: Tensor, cache: Tensor, extras: AttentionExtras) -> bool:
@@ -250,7 +266,8 @@ def launch(
             q.stride(0), q.stride(1), tables.stride(0), pack, MAX_CHAIN,
             tile, max(16, next_power_of_2(size)),
             cut.tile_keys, cut.min_chunk, cut.may_split, cut.stages, extras.window is not None,
-            extras.softcap is not None, extras.sinks is not None, q.dtype == torch.float32, pdl,
+            extras.softcap is not None, extras.sinks is not None, q.dtype == torch.float32, warps,
+            pdl,
         ),
         warps=warps,
         pdl=pdl,

@@ -69,15 +69,16 @@ def _load_head_pairs(
     """Heads h of x unchanged, [M, D], and the same with each channel's pair in its place."""
     d = tl.arange(0, D)
     a = tl.load(x_ptr + h[:, None] * STRIDE + d[None, :], mask=real, other=0.0)
-    partner = _rotation_partner(d, D, R, INTERLEAVED)
+    partner = rotation_partner(d, D, R, INTERLEAVED)
     return a, tl.load(x_ptr + h[:, None] * STRIDE + partner[None, :], mask=real, other=0.0)
 
 
 @triton.jit
-def _norm_and_rotate(x, partners, own, other, cos, turn, eps, D: tl.constexpr, NORM: tl.constexpr):
+def norm_and_rotate(x, partners, own, other, cos, turn, eps, D: tl.constexpr, NORM: tl.constexpr):
     """Heads x, [M, D]: normalised, rounded, rotated, rounded.
 
-    own, other: the norm's weights of a channel and of its pair; turn: the signed sine.
+    own, other: the norm's weights of a channel and of its pair, [D]; cos, and the signed sine turn:
+    [1, D], or of each head [M, D].
     """
     dtype = x.dtype
     a = x.to(tl.float32)
@@ -86,11 +87,11 @@ def _norm_and_rotate(x, partners, own, other, cos, turn, eps, D: tl.constexpr, N
         shrink = tl.rsqrt(tl.sum(a * a, 1) / D + eps)[:, None]
         a = (a * shrink * own[None, :]).to(dtype).to(tl.float32)
         b = (b * shrink * other[None, :]).to(dtype).to(tl.float32)
-    return (a * cos[None, :] + b * turn[None, :]).to(dtype)
+    return (a * cos + b * turn).to(dtype)
 
 
 @triton.jit
-def _rotation_partner(d, D: tl.constexpr, R: tl.constexpr, INTERLEAVED: tl.constexpr):
+def rotation_partner(d, D: tl.constexpr, R: tl.constexpr, INTERLEAVED: tl.constexpr):
     """The channel that a channel is rotated with. Any, if it is not one of the first R."""
     if INTERLEAVED:
         partner = d ^ 1
@@ -102,7 +103,7 @@ def _rotation_partner(d, D: tl.constexpr, R: tl.constexpr, INTERLEAVED: tl.const
 
 
 @triton.jit
-def _norm_weights(
+def norm_weights(
     weight_ptr,
     offset,
     D: tl.constexpr,
@@ -116,7 +117,7 @@ def _norm_weights(
     other = tl.zeros([D], tl.float32)
     if NORM:
         own = offset + tl.load(weight_ptr + d).to(tl.float32)
-        partner = _rotation_partner(d, D, R, INTERLEAVED)
+        partner = rotation_partner(d, D, R, INTERLEAVED)
         other = offset + tl.load(weight_ptr + partner).to(tl.float32)
     return own, other
 
@@ -139,7 +140,7 @@ def _store_kv(x, given, where, scales, live, CODE: tl.constexpr, SCALES: tl.cons
 
 
 @triton.jit
-def _load_first_tile(cache_ptr, scales_ptr, table, kh, at, live, K: tl.constexpr, D: tl.constexpr,
+def load_first_tile(cache_ptr, scales_ptr, table, kh, at, live, K: tl.constexpr, D: tl.constexpr,
                 B: tl.constexpr, HEAD: tl.constexpr, S_N: tl.constexpr, S_H: tl.constexpr,
                 S_T: tl.constexpr, SCALES: tl.constexpr):  # fmt: skip
     """Keys and values [TILE, D] at positions `at`, and their scales, into registers."""
@@ -244,7 +245,7 @@ def fused_decode_kernel(
     stop = tl.where(newest, stop - 1, stop)
     at = start + tl.arange(0, TILE)
     live = (at >= first) & (at < stop)
-    k_tile, v_tile, k_scales, v_scales = _load_first_tile(
+    k_tile, v_tile, k_scales, v_scales = load_first_tile(
         cache_ptr, scales_ptr, table, kh, at, live, K, D, B, HEAD, S_N, S_H, S_T, SCALES
     )
     g = tl.arange(0, GP)
@@ -258,8 +259,8 @@ def fused_decode_kernel(
         sin = tl.load(angles + R // 2, d < R, 0.0)
     low = d % 2 == 0 if INTERLEAVED else d < R // 2
     turn = tl.where(low, -sin, sin)
-    q_own, q_other = _norm_weights(q_weight, q_offset, D, R, NORM, INTERLEAVED)
-    k_own, k_other = _norm_weights(k_weight, k_offset, D, R, NORM, INTERLEAVED)
+    q_own, q_other = norm_weights(q_weight, q_offset, D, R, NORM, INTERLEAVED)
+    k_own, k_other = norm_weights(k_weight, k_offset, D, R, NORM, INTERLEAVED)
     if PDL:
         wait_for_previous_kernel()
     one = kh + tl.arange(0, 1)
@@ -269,12 +270,14 @@ def fused_decode_kernel(
     )
     k, k_partners = _load_head_pairs(k_ptr + t * K_T, one, mine, K_H, D, R, INTERLEAVED)
     v = tl.load(v_ptr + t * V_T + one[:, None] * V_H + d[None, :], mask=mine, other=0.0)
-    q = _norm_and_rotate(q, q_twins, q_own, q_other, cos, turn, q_eps, D, NORM)
+    q = norm_and_rotate(q, q_twins, q_own, q_other, cos[None, :], turn[None, :], q_eps, D, NORM)
     acc = tl.zeros([GP, D], tl.float32)
     total = tl.zeros([GP], tl.float32)
     top = tl.full([GP], LOWEST_SCORE, tl.float32)
     if newest:
-        k = _norm_and_rotate(k, k_partners, k_own, k_other, cos, turn, k_eps, D, NORM)
+        k = norm_and_rotate(
+            k, k_partners, k_own, k_other, cos[None, :], turn[None, :], k_eps, D, NORM
+        )
         where = cache_ptr + slot // B * (2 * K * HEAD) + slot % B * D + one[:, None] * HEAD
         where += d[None, :]
         scales = scale_pointers(scales_ptr, slot, one, B, S_N, S_H, S_T, SCALES)
@@ -324,19 +327,20 @@ def parse_extras(
     spans: Tensor | None = None,
     shared: SharedPrefixes | None = None,
     drafts: bool = False,
-) -> AttentionExtras | None:
-    """The arguments of paged_attention; None: not one query per sequence, a bias, or sequences that
-    share keys.
+) -> tuple[AttentionExtras | None, bool]:
+    """The arguments of paged_attention, and whether rows of one sequence follow one another.
 
-    Also None with drafts: a row reads keys that another program of the kernel would write.
+    None: not one query per sequence, a bias, or sequences that share keys. Rows with drafts are for
+    paged_attention_drafts_fused: here a row would read keys that another program writes.
     """
     biased = alibi is not None or position_bias is not None or shared is not None
-    if not decodes == q.shape[0] == contexts.shape[0] or biased or drafts:
-        return None
-    return AttentionExtras(
+    if not decodes == q.shape[0] == contexts.shape[0] or biased or (drafts and rows is None):
+        return None, drafts
+    extras = AttentionExtras(
         scale, window, softcap, sinks, None, rows, max_context, k_scale, v_scale, counters,
         scales=scales,
     )  # fmt: skip
+    return extras, drafts
 
 
 def supports(

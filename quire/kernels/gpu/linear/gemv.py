@@ -34,7 +34,11 @@ from quire.kernels.gpu.runtime.pdl import (
 
 
 class FusedNorm(NamedTuple):
-    """The rms_norm before the product, and its results."""
+    """The rms_norm before the product, and its results.
+
+    squares: partial sums of the squares of x, if the kernel that computed x added them up
+    (small_m_bands.py).
+    """
 
     x: Tensor
     weight: Tensor
@@ -43,6 +47,7 @@ class FusedNorm(NamedTuple):
     offset: float
     y: Tensor
     r: Tensor
+    squares: Tensor | None = None
 
 
 class FusedActivation(NamedTuple):
@@ -50,6 +55,15 @@ class FusedActivation(NamedTuple):
 
     kind: str
     out: Tensor
+
+
+class AddedResidual(NamedTuple):
+    """The residual added after a product, r [T, O] in which the sum is stored, and partial sums of
+    its squares, [parts, 8] in float32."""
+
+    residual: Tensor
+    r: Tensor
+    squares: Tensor
 
 
 class GemvPlan(NamedTuple):

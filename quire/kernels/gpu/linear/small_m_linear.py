@@ -1,6 +1,7 @@
 """Up to 64 rows times a weight matrix: calls the kernel that was fastest when measured.
 
-    Gluon             small_m_plans.py: two to 32 rows, where it was faster when measured
+    bands             small_m_bands.py: two to eight rows; the norm before and the residual after
+    Gluon             small_m_plans.py: up to 32 rows, where it was faster when measured
     few bits          grouped_small_m.py: weights of two to eight bits
     one row           gemv.py, gemv_fp8.py, gemv_int8.py by the type of the weight: whole rows
                       of W in registers
@@ -31,7 +32,7 @@ from quire.kernels.gpu.linear import (
     small_m_gemm,
     small_m_plans,
 )
-from quire.kernels.gpu.linear.gemv import FusedActivation, FusedNorm
+from quire.kernels.gpu.linear.gemv import AddedResidual, FusedActivation, FusedNorm
 
 MAX_ROWS = 8
 """Rows of the largest step that these kernels multiply."""
@@ -68,9 +69,30 @@ def supports(x: Tensor, weight: object, bias: Tensor | None) -> bool:
     return bias is None or bias.is_contiguous()
 
 
-def fuses_norm(weight: object) -> bool:
-    """Whether the product of one row can begin with the row's norm."""
-    return not isinstance(weight, TiledWeight)
+def fuses_norm(x: Tensor, weight: object, squares: Tensor | None) -> bool:
+    """Whether the product can begin with the norm of its rows. squares: partial sums of those that
+    the norm needs, if there are any; without them one row only."""
+    if x.shape[0] == 1:
+        return not isinstance(weight, TiledWeight)
+    if squares is None or not isinstance(weight, Tensor):
+        return False
+    # whether an activation follows is not decided yet
+    return all(
+        small_m_plans.find_bands(x.shape[0], weight, pair, True) is not None
+        for pair in (False, True)
+    )
+
+
+def adds_residual(x: Tensor, weight: object) -> bool:
+    """Whether the product can add a residual to its result, and up the squares of the sum."""
+    if not isinstance(weight, Tensor):
+        return False
+    return small_m_plans.find_bands(x.shape[0], weight, False, False) is not None
+
+
+def added_residual(residual: Tensor, r: Tensor) -> AddedResidual:
+    """Return what a product adds, with space for the squares. r: where the sum will be."""
+    return AddedResidual(residual, r, small_m_plans.empty_squares(r))
 
 
 def fuses_act(x: Tensor, weight: object) -> bool:
@@ -94,8 +116,10 @@ def launch(
     norm: FusedNorm | None = None,
     act: FusedActivation | None = None,
     memory_idle: bool = False,
+    added: AddedResidual | None = None,
 ) -> None:
-    """z [T, O] = x @ weight.T + bias; fills the results of norm (see fuses_norm) and act too.
+    """z [T, O] = x @ weight.T + bias; fills the results of norm (see fuses_norm), act and added
+    (see adds_residual) too.
 
     memory_idle: the previous kernel leaves memory idle (as attention), so weights may load early.
     """
@@ -107,6 +131,8 @@ def launch(
         grouped_linear.gluon_modules(x)[0].launch(z, x, weight, bias, act)
     elif x.shape[0] == 1:
         gemv.launch(z, x, weight, bias, norm, act, memory_idle)
+    elif bands := small_m_plans.find_bands(x.shape[0], weight, act is not None, norm is not None):
+        small_m_plans.launch_bands(z, x, weight, bias, bands, norm, act, added)
     elif plan := small_m_plans.find_plan(x.shape[0], weight, act is not None):
         small_m_plans.launch(z, x, weight, bias, act, plan)
     elif x.shape[0] > MAX_ROWS:

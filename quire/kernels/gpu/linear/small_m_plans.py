@@ -15,6 +15,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from quire.kernels.gpu.linear.gemv import FusedActivation
@@ -31,6 +32,8 @@ _FEW_OUTPUTS = 2048
 """Outputs of a small weight for which a ring has too few programs."""
 _OUTPUTS_OF_32_ROWS = range(3072, 8192 + 1)
 """Fewer are too few programs of 32 outputs; with many more the library was as fast or faster."""
+_LONG_BAND = 8192
+"""Inputs of a product whose bands are streamed best by two programs of a multiprocessor."""
 _MULTIPROCESSORS = 132
 _MOST_AHEAD = 16
 """Slices of 32 inputs that a warp's registers have space for."""
@@ -99,6 +102,33 @@ def _registers(width: int, outputs: int, inputs: int) -> GluonPlan | None:
     return None
 
 
+def find_bands(rows: int, weight: Tensor, pair: bool, normed: bool) -> Any:
+    """Return the plan of small_m_bands.py for a product, or None. pair: an activation of its two
+    halves follows. normed: it begins with a norm."""
+    outputs, inputs = weight.shape
+    target = gpu_target(weight.device)
+    if target.capability < _MIN_CAPABILITY or not _has_gluon():
+        return None
+    return bands_of(rows, outputs // 2 if pair else outputs, inputs, pair, normed, target.sm_count)
+
+
+@functools.cache
+def bands_of(
+    rows: int, outputs: int, inputs: int, pair: bool, normed: bool, multiprocessors: int
+) -> Any:
+    """As find_bands, for the outputs of one half."""
+    body, plan_class = _gluon_kernel("bands")
+    if not 2 <= rows <= body.MAX_ROWS or outputs * inputs < _SMALL_WEIGHT:
+        return None  # a small weight is over before a program has gone through a few bands
+    each = 2 if inputs >= _LONG_BAND and not normed else 1
+    for columns in (512, 256, 128, 64) if normed else (256, 128, 64):
+        for stages in (4, 3, 2) if columns < 512 else (2,):
+            plan = plan_class(4, columns, stages // each, each * multiprocessors)
+            if body.fits(plan, outputs, inputs, pair, normed):
+                return plan
+    return None
+
+
 def launch(
     z: Tensor,
     x: Tensor,
@@ -110,6 +140,19 @@ def launch(
     """z [T, O] = x @ weight.T + bias; fills act's result too."""
     body, plan_class = _gluon_kernel(plan.kernel)
     body.launch(z, x, weight, bias, act, plan_class(*plan.numbers))
+
+
+def empty_squares(r: Tensor) -> Tensor:
+    """Return space for the partial sums that small_m_bands.py adds up of the squares of r."""
+    body, _ = _gluon_kernel("bands")
+    size = r.shape[1] // body.BAND, body.MAX_ROWS
+    return torch.empty(size, dtype=torch.float32, device=r.device)
+
+
+def launch_bands(z: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, plan: Any,
+                 *fused: Any) -> None:  # fmt: skip
+    """z [T, O] = x @ weight.T + bias, by a plan of find_bands. fused: small_m_bands.launch."""
+    _gluon_kernel("bands")[0].launch(z, x, weight, bias, plan, *fused)
 
 
 @functools.cache

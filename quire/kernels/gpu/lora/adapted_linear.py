@@ -122,6 +122,8 @@ def _form_of(rows: int, weight: Tensor, bank: LoraBank, pair: bool) -> str | Non
     if bank.rank > MAX_RANK_INSIDE:
         return BEHIND
     # a product with a plan keeps it: so rows without an adapter have the bits of other steps
+    if small_m_plans.find_bands(rows, weight, pair, normed=False):
+        return BESIDE
     if plan := small_m_plans.find_plan(rows, weight, pair):
         inside = plan.kernel == "ring" and _ring().supports(bank, plan.numbers)
         return form if inside else BESIDE
