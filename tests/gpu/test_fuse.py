@@ -43,13 +43,13 @@ def test_a_fused_layer_over_weights_of_a_byte_is_the_layer(sizes, quantize):
 @pytest.mark.parametrize("inputs", [1024, 4096, 14336])
 @pytest.mark.parametrize("quantize", [quantize_channels, quantize_blocks])
 def test_one_row_over_e4m3_weights_is_exact_to_its_rounding(outputs, inputs, quantize):
-    from quire.kernels.gpu.linear import gemv_fp8
+    from quire.kernels.gpu.linear import gemv_bytes
 
     torch.manual_seed(4)
     x = torch.randn(1, inputs, device="cuda").bfloat16()
     weight = quantize(torch.randn(outputs, inputs, device="cuda") * inputs**-0.5)
     z = torch.full((1, outputs), float("nan"), device="cuda").bfloat16()
-    gemv_fp8.launch(z, x, weight)
+    gemv_bytes.launch(z, x, weight)
     q, scale = OPS["quantize_fp8"].reference(x, weight.block_size)
     want = multiply_quantized(q, scale, weight)
     assert (z.float() - want).norm() / want.norm() < 3e-3  # bfloat16 alone gives 2e-3
@@ -58,13 +58,13 @@ def test_one_row_over_e4m3_weights_is_exact_to_its_rounding(outputs, inputs, qua
 @pytest.mark.parametrize("outputs", [6144, 28672])
 @pytest.mark.parametrize("inputs", [1024, 4096, 14336])
 def test_one_row_over_weights_in_bytes_has_the_bits_of_many(outputs, inputs):
-    from quire.kernels.gpu.linear import gemv_int8
+    from quire.kernels.gpu.linear import gemv_bytes
 
     torch.manual_seed(4)
     x = torch.randn(1, inputs, device="cuda").bfloat16()
     weight = quantize_outputs(torch.randn(outputs, inputs, device="cuda") * inputs**-0.5)
     z = torch.full((1, outputs), float("nan"), device="cuda").bfloat16()
-    gemv_int8.launch(z, x, weight)
+    gemv_bytes.launch(z, x, weight)
     assert torch.equal(z, OPS["int8_linear"].reference(x, weight))
 
 

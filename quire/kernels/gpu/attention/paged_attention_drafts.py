@@ -20,10 +20,15 @@ from quire.kernels.gpu.attention.kv_codes import CodeLayout
 from quire.kernels.gpu.attention.online_softmax import (
     LOG2E,
     LOWEST_SCORE,
+    begin_sums,
     join_sink,
     normalize,
 )
-from quire.kernels.gpu.attention.paged_attention_decode import attend_range, split_range
+from quire.kernels.gpu.attention.paged_attention_decode import (
+    attend_range,
+    find_program,
+    split_range,
+)
 from quire.kernels.gpu.attention.split_plan import (
     AttentionExtras,
     allocate_split_workspace,
@@ -75,9 +80,7 @@ def _merge_parts(part_ptr, stats_ptr, places, real, g, used, splits,
     MERGE: tl.constexpr = max(2, min(16, max(4, WARPS) * 2048 // (M * DP)))
     d = tl.arange(0, DP)
     mask = real[:, None] & (d < D)[None, :]
-    acc = tl.zeros([M, DP], tl.float32)
-    total = tl.zeros([M], tl.float32)
-    top = tl.full([M], LOWEST_SCORE, tl.float32)
+    acc, total, top = begin_sums(M, DP)
     for low in range(0, used, MERGE):
         for i in tl.static_range(MERGE):
             there = low + i < used
@@ -180,12 +183,7 @@ def draft_decode_kernel(
     WARPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    pid = tl.program_id(0)
-    # first stretches first: the programs that a short context does not need come last
-    kh = pid % K
-    sequences = tl.num_programs(0) // (K * splits)
-    s = pid // K % sequences
-    split = pid // (K * sequences)
+    kh, s, split, sequences = find_program(splits, K)
     if PDL:
         launch_dependents()
         wait_for_previous_kernel()
@@ -208,9 +206,7 @@ def draft_decode_kernel(
         mask=real[:, None] & (d < D)[None, :], other=0.0,
     )  # fmt: skip
     end = context + member  # of the keys that a row sees
-    acc = tl.zeros([M, DP], tl.float32)
-    total = tl.zeros([M], tl.float32)
-    top = tl.full([M], LOWEST_SCORE, tl.float32)
+    acc, total, top = begin_sums(M, DP)
     table = tables_ptr + row.to(tl.int64) * W
     acc, total, top = attend_range(
         acc, total, top, q, cache_ptr, scales_ptr, table, kh, first, start, stop, 0, top, top,

@@ -21,12 +21,17 @@ from quire.kernels.gpu.attention import paged_attention_fused
 from quire.kernels.gpu.attention.kv_codes import CodeLayout
 from quire.kernels.gpu.attention.norm_rope_write import QKNorm
 from quire.kernels.gpu.attention.online_softmax import (
-    LOWEST_SCORE,
+    begin_sums,
     dot_qk,
     online_softmax_step,
     scale_and_softcap,
 )
-from quire.kernels.gpu.attention.paged_attention_decode import split_range
+from quire.kernels.gpu.attention.paged_attention_decode import (
+    attend_range,
+    find_program,
+    load_tile,
+    split_range,
+)
 from quire.kernels.gpu.attention.paged_attention_drafts import (
     MAX_CHAIN,
     MAX_PARTS,
@@ -35,7 +40,6 @@ from quire.kernels.gpu.attention.paged_attention_drafts import (
     store_or_merge_pack,
 )
 from quire.kernels.gpu.attention.paged_attention_fused import (
-    load_first_tile,
     norm_and_rotate,
     norm_weights,
     rotation_partner,
@@ -144,12 +148,7 @@ def fused_draft_kernel(
     WARPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    pid = tl.program_id(0)
-    # first stretches first: the programs that a short context does not need come last
-    kh = pid % K
-    sequences = tl.num_programs(0) // (K * splits)
-    s = pid // K % sequences
-    split = pid // (K * sequences)
+    kh, s, split, sequences = find_program(splits, K)
     if PDL:
         launch_dependents()
     # Before the wait: data of this step's first kernels, and keys of earlier steps.
@@ -165,8 +164,8 @@ def fused_draft_kernel(
     table = tables_ptr + row.to(tl.int64) * W
     at = start + tl.arange(0, TILE)
     live = (at >= first) & (at < stop)
-    k_tile, v_tile, _, _ = load_first_tile(
-        cache_ptr, cache_ptr, table, kh, at, live, K, D, B, HEAD, 0, 0, 0, 0
+    k_tile, v_tile, _, _ = load_tile(
+        cache_ptr, cache_ptr, table, kh, at, live, K, D, B, HEAD, 0, 0, 0, 0, D
     )
     m = tl.arange(0, M)
     d = tl.arange(0, D)
@@ -192,9 +191,7 @@ def fused_draft_kernel(
     k, k_twins = _load_pairs(k_ptr, of * K_T, j < fresh, D, R, INTERLEAVED)
     v = tl.load(v_ptr + (of * V_T)[:, None] + d[None, :], mask=(j < fresh)[:, None], other=0.0)
     q = norm_and_rotate(q, twins, q_own, q_other, cos, turn, q_eps, D, NORM)
-    acc = tl.zeros([M, D], tl.float32)
-    total = tl.zeros([M], tl.float32)
-    top = tl.full([M], LOWEST_SCORE, tl.float32)
+    acc, total, top = begin_sums(M, D)
     for low in range(0, fresh, 16):  # noqa: B007
         k = norm_and_rotate(k, k_twins, k_own, k_other, k_cos, k_turn, k_eps, D, NORM)
         where = cache_ptr + (slot // B * (2 * K * HEAD) + slot % B * D + kh * HEAD)[:, None]
@@ -215,16 +212,11 @@ def fused_draft_kernel(
         q, k_tile, v_tile, at, end, live, acc, total, top, scale, softcap, window, WINDOW, SOFTCAP,
         IEEE,
     )  # fmt: skip
-    for low in tl.range(start + TILE, stop, TILE, num_stages=STAGES):
-        at = low + tl.arange(0, TILE)
-        live = (at >= first) & (at < stop)
-        k_tile, v_tile, _, _ = load_first_tile(
-            cache_ptr, cache_ptr, table, kh, at, live, K, D, B, HEAD, 0, 0, 0, 0
-        )
-        acc, total, top = _attend(
-            q, k_tile, v_tile, at, end, live, acc, total, top, scale, softcap, window, WINDOW,
-            SOFTCAP, IEEE,
-        )  # fmt: skip
+    acc, total, top = attend_range(
+        acc, total, top, q, cache_ptr, cache_ptr, table, kh, first, start + TILE, stop, 0, top, top,
+        scale, softcap, K, D, B, HEAD, 0, 0, 0, 0, D, TILE, STAGES, SOFTCAP, False, 0, IEEE,
+        end - window if WINDOW else None, end,
+    )  # fmt: skip
     store_or_merge_pack(
         acc, total, top, part_ptr, stats_ptr, done_ptr, out_ptr, sinks_ptr, s, kh, t * K + kh,
         real, g, split, used, splits, K, G, D, M, D, SPLIT, SINKS, WARPS,

@@ -30,14 +30,15 @@ from quire.kernels.gpu.attention.kv_codes import (
 )
 from quire.kernels.gpu.attention.norm_rope_write import QKNorm
 from quire.kernels.gpu.attention.online_softmax import (
-    LOWEST_SCORE,
+    begin_sums,
     dot_qk,
-    load_scales,
     online_softmax_step,
     scale_and_softcap,
 )
 from quire.kernels.gpu.attention.paged_attention_decode import (
     attend_range,
+    find_program,
+    load_tile,
     split_range,
     store_or_merge,
 )
@@ -139,21 +140,6 @@ def _store_kv(x, given, where, scales, live, CODE: tl.constexpr, SCALES: tl.cons
     return read
 
 
-@triton.jit
-def load_first_tile(cache_ptr, scales_ptr, table, kh, at, live, K: tl.constexpr, D: tl.constexpr,
-                B: tl.constexpr, HEAD: tl.constexpr, S_N: tl.constexpr, S_H: tl.constexpr,
-                S_T: tl.constexpr, SCALES: tl.constexpr):  # fmt: skip
-    """Keys and values [TILE, D] at positions `at`, and their scales, into registers."""
-    d = tl.arange(0, D)
-    block = tl.load(table + at // B, mask=live, other=0)
-    base = block.to(tl.int64) * (2 * K * HEAD) + (kh * HEAD + at % B * D)
-    where = cache_ptr + base[:, None] + d[None, :]
-    k = tl.load(where, mask=live[:, None], other=0.0)
-    v = tl.load(where + K * HEAD, mask=live[:, None], other=0.0)
-    k_scales, v_scales = load_scales(scales_ptr, block, at, live, kh, K, B, S_N, S_H, S_T, SCALES)
-    return k, v, k_scales, v_scales
-
-
 @kernel("scale", "softcap", "k_scale", "v_scale", "window", "splits", "q_eps", "k_eps",
         "q_offset", "k_offset")  # fmt: skip
 def fused_decode_kernel(
@@ -217,12 +203,7 @@ def fused_decode_kernel(
     IEEE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    pid = tl.program_id(0)
-    # first stretches first: the programs that a short context does not need come last
-    kh = pid % K
-    sequences = tl.num_programs(0) // (K * splits)
-    s = pid // K % sequences
-    split = pid // (K * sequences)
+    kh, s, split, _ = find_program(splits, K)
     t = s.to(tl.int64)
     if PDL:
         launch_dependents()
@@ -245,8 +226,8 @@ def fused_decode_kernel(
     stop = tl.where(newest, stop - 1, stop)
     at = start + tl.arange(0, TILE)
     live = (at >= first) & (at < stop)
-    k_tile, v_tile, k_scales, v_scales = load_first_tile(
-        cache_ptr, scales_ptr, table, kh, at, live, K, D, B, HEAD, S_N, S_H, S_T, SCALES
+    k_tile, v_tile, k_scales, v_scales = load_tile(
+        cache_ptr, scales_ptr, table, kh, at, live, K, D, B, HEAD, S_N, S_H, S_T, SCALES, D
     )
     g = tl.arange(0, GP)
     d = tl.arange(0, D)
@@ -271,9 +252,7 @@ def fused_decode_kernel(
     k, k_partners = _load_head_pairs(k_ptr + t * K_T, one, mine, K_H, D, R, INTERLEAVED)
     v = tl.load(v_ptr + t * V_T + one[:, None] * V_H + d[None, :], mask=mine, other=0.0)
     q = norm_and_rotate(q, q_twins, q_own, q_other, cos[None, :], turn[None, :], q_eps, D, NORM)
-    acc = tl.zeros([GP, D], tl.float32)
-    total = tl.zeros([GP], tl.float32)
-    top = tl.full([GP], LOWEST_SCORE, tl.float32)
+    acc, total, top = begin_sums(GP, D)
     if newest:
         k = norm_and_rotate(
             k, k_partners, k_own, k_other, cos[None, :], turn[None, :], k_eps, D, NORM

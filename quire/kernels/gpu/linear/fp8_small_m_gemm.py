@@ -5,7 +5,7 @@ by all rows of x at once. W is the left operand, so the few rows of x are its na
 Where there are too few bands to keep all memory busy, each is split along the inputs, and the
 program that finishes last adds the parts up, always in the same order.
 
-Sums in float32, scaled at the end, or by blocks after each 128 inputs. gemv_fp8.py has one row;
+Sums in float32, scaled at the end, or by blocks after each 128 inputs. gemv_bytes.py has one row;
 fp8_linear.py has as many rows as fill a tile of the library's products.
 Axes: T rows, I inputs, O outputs.
 """

@@ -15,10 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.formats.fp8_weight import Fp8Weight
+from quire.kernels.formats.fp8_weight import BLOCK_SIZE, Fp8Weight
 from quire.kernels.formats.int8_weight import Int8Weight
 from quire.kernels.gpu.elementwise.activations import activate
 from quire.kernels.gpu.linear.gemv import (
+    MAX_INPUTS,
     FusedActivation,
     FusedNorm,
     GemvPlan,
@@ -149,6 +150,26 @@ def _gemv_bytes(
         n += BN
     _multiply_and_store(tiles, row, scales, up_scales, n, ws_ptr, bias_ptr, z_ptr, a_ptr,
                         O, BIAS, INT8, BLOCKS, ACT, BN, BW, C, PDL)  # fmt: skip
+
+
+def supports(x: Tensor, weight: Fp8Weight | Int8Weight, bias: Tensor | None) -> bool:
+    """Whether this kernel multiplies this row: half precision, packed, with scales of its own."""
+    outputs, inputs = weight.shape
+    if x.shape[0] != 1 or x.stride(1) != 1 or x.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    if inputs > MAX_INPUTS or inputs % 16 or not quantizes(weight):
+        return False
+    whole = (
+        isinstance(weight, Int8Weight) or not weight.block_size or not outputs % (2 * BLOCK_SIZE)
+    )
+    return whole and (bias is None or bias.is_contiguous())
+
+
+def quantizes(weight: Fp8Weight | Int8Weight) -> bool:
+    """Whether rows for this weight have scales of their own and no zero point."""
+    if isinstance(weight, Fp8Weight):
+        return weight.input_scale is None
+    return weight.symmetric and weight.input_scale is None and weight.data.is_contiguous()
 
 
 def plan_gemv_bytes(kind: str, outputs: int, inputs: int, pair: bool) -> GemvPlan:

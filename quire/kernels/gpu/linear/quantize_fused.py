@@ -14,7 +14,7 @@ from torch import Tensor
 from quire.kernels.formats.fp8_weight import Fp8Weight
 from quire.kernels.formats.int8_weight import Int8Weight
 from quire.kernels.gpu.elementwise.activations import activate
-from quire.kernels.gpu.linear import fp8_linear, gemv_int8, int8_linear, quantize_int8
+from quire.kernels.gpu.linear import fp8_linear, gemv_bytes, int8_linear, quantize_int8
 from quire.kernels.gpu.linear.quantize_fp8 import (
     empty_quantized,
     num_warps,
@@ -109,9 +109,9 @@ def _act_mul_quantize_kernel(
 
 def supports(x: Tensor, weight: object, bias: Tensor | None) -> bool:
     """Whether the kernel that computes rows may quantize them for this weight."""
-    if isinstance(weight, Int8Weight):
-        return gemv_int8.quantizes(weight) and x.dim() == 2 and x.stride(1) == 1
-    return isinstance(weight, Fp8Weight) and weight.input_scale is None
+    if not isinstance(weight, Fp8Weight | Int8Weight) or not gemv_bytes.quantizes(weight):
+        return False
+    return isinstance(weight, Fp8Weight) or (x.dim() == 2 and x.stride(1) == 1)
 
 
 def empty_rows(x: Tensor, weight: Fp8Weight | Int8Weight) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
     bands             small_m_bands.py: two to eight rows; the norm before and the residual after
     Gluon             small_m_plans.py: up to 32 rows, where it was faster when measured
     few bits          grouped_small_m.py: weights of two to eight bits
-    one row           gemv.py, gemv_fp8.py, gemv_int8.py by the type of the weight: whole rows
+    one row           gemv.py, or gemv_bytes.py over weights in e4m3 or bytes: whole rows
                       of W in registers
     small weights     gemv_rows.py: they are loaded before a pipeline through shared memory fills.
                       Good while the sums, one per row, take no longer than the loads
@@ -23,8 +23,7 @@ from quire.kernels.formats.int8_weight import Int8Weight
 from quire.kernels.formats.tiled_weight import TiledWeight
 from quire.kernels.gpu.linear import (
     gemv,
-    gemv_fp8,
-    gemv_int8,
+    gemv_bytes,
     gemv_rows,
     grouped_linear,
     linear,
@@ -48,12 +47,9 @@ def supports(x: Tensor, weight: object, bias: Tensor | None) -> bool:
     """Whether lazy fusion may hold this product: half precision, packed, few rows or bytes."""
     if not x.shape[0]:
         return False
-    if isinstance(weight, Fp8Weight) and x.shape[0] == 1:
-        return gemv_fp8.supports(x, weight, bias)
-    if isinstance(weight, Int8Weight) and x.shape[0] == 1:
-        return gemv_int8.supports(x, weight, bias)
     if isinstance(weight, Fp8Weight | Int8Weight):
-        return quantize_fused.supports(x, weight, bias)
+        body = gemv_bytes if x.shape[0] == 1 else quantize_fused
+        return body.supports(x, weight, bias)
     if isinstance(weight, TiledWeight):
         small, *_ = grouped_linear.gluon_modules(x)
         few = x.shape[0] <= MAX_ROWS and weight.perm is None
@@ -123,10 +119,8 @@ def launch(
 
     memory_idle: the previous kernel leaves memory idle (as attention), so weights may load early.
     """
-    if isinstance(weight, Fp8Weight):
-        gemv_fp8.launch(z, x, weight, bias, norm, act, memory_idle)
-    elif isinstance(weight, Int8Weight):
-        gemv_int8.launch(z, x, weight, bias, norm, act, memory_idle)
+    if isinstance(weight, Fp8Weight | Int8Weight):
+        gemv_bytes.launch(z, x, weight, bias, norm, act, memory_idle)
     elif isinstance(weight, TiledWeight):
         grouped_linear.gluon_modules(x)[0].launch(z, x, weight, bias, act)
     elif x.shape[0] == 1:
