@@ -404,6 +404,7 @@ class DataParallelTokens(NamedTuple):
     """
 
     counts: tuple[int, ...]
+    decodes: bool = False  # every row of every rank computes one token, and yields one
 
 
 class StateSave(NamedTuple):

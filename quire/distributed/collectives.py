@@ -282,6 +282,8 @@ def check_sum(mesh: Mesh, comm: Collectives, device: torch.device) -> None:
     to stage; exchange some among ranks that share contexts. Raises EngineError."""
     if isinstance(comm, ProcessGroupCollectives) and comm.context_exchange is not None:
         _check_exchange(mesh, comm.context_exchange, device)
+    if isinstance(comm, ProcessGroupCollectives) and comm.dp_exchange is not None:
+        _check_rows(mesh, comm.dp_exchange, device)
     own = torch.full((1 << 18,), float(1 + mesh.tp_rank), device=device)
     want = mesh.tp * (mesh.tp + 1) / 2
     found = comm.all_reduce(own)
@@ -304,6 +306,17 @@ def _check_exchange(mesh: Mesh, exchange: ContextExchange, device: torch.device)
     found = exchange.scatter_parts(places).flatten().tolist()
     if found != [mesh.dcp_rank] * mesh.dcp:
         raise EngineError(f"an exchange of known numbers is wrong at rank {mesh.rank}: {found}")
+
+
+def _check_rows(mesh: Mesh, exchange: DataParallelExchange, device: torch.device) -> None:
+    """Gather a row of each data-parallel rank, and sum up what all ranks add to it."""
+    own = torch.full((1, 4), float(mesh.dp_rank), device=device)
+    exchange.begin_step([1] * mesh.dp)
+    x, _, _ = exchange.gather(own, own.int(), own)
+    found = [*x[:, 0].tolist(), *exchange.combine(x)[0].tolist()]
+    exchange.begin_step(())
+    if found != [*range(mesh.dp), *[mesh.ep * mesh.dp_rank] * 4]:
+        raise EngineError(f"an exchange of known rows is wrong at rank {mesh.rank}: {found}")
 
 
 def join_gloo_group(mesh: Mesh, store: Store) -> ops.Group:

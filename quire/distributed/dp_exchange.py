@@ -1,14 +1,17 @@
 """Data-parallel exchange: rows of data-parallel ranks go to the experts of all ranks, and back.
 
 Each rank gathers the rows of all, computes what its own experts add, and gets the sum for its own
-rows. How many tokens each rank has is part of the step's plan, so nothing is agreed on here.
+rows. How many each rank has is part of the step's plan, so nothing is agreed on here. In a step
+whose rows all decode, GPUs exchange as many of each rank; padding chooses no expert.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.collectives import Group, all_to_all
@@ -27,39 +30,67 @@ class DataParallelExchange:
         self.counts: Sequence[int] = ()
         self.done = 0
         self.is_open = False
+        self._padding: Tensor | None = None  # [T]; true: a row of padding
+        self._own = 0  # T of this rank, between the calls of a layer
 
     def begin_step(self, counts: Sequence[int]) -> None:
-        """counts: tokens of each data-parallel rank, some at least."""
+        """counts: rows that each data-parallel rank exchanges, some at least; a rank may have fewer
+        than it exchanges. (): outside of steps, where only this rank has any."""
         self.counts, self.done, self.is_open = counts, 0, False
+
+    @contextmanager
+    def equal_rows(self, slots: Tensor) -> Iterator[None]:
+        """Within, every rank exchanges as many rows as there are slots: int32 [T]. A negative one
+        is of a row of padding, for which no expert computes anything."""
+        before = self.counts
+        self.counts, self._padding = (len(slots),) * self._replicas.size(), (slots < 0)[:, None]
+        try:
+            yield
+        finally:
+            self.counts, self._padding = before, None
 
     @property
     def tokens(self) -> int:
-        """Tokens of this rank in the step."""
+        """Rows of this rank in the step."""
         return self.counts[self._replicas.rank()]
 
     def gather(self, x: Tensor, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """One collective: the three are sent as bytes."""
         self._count("gather_rows")
-        self.is_open = True
+        self.is_open, self._own = True, len(x)
         lazy_fusion.flush()  # no op reads the three
+        if self._padding is not None:
+            ids = ids.masked_fill(self._padding, -1)
+        counts = self._counts_of(len(x))
+        short = counts[self._replicas.rank()] - len(x)
+        if short:
+            x, weights = (F.pad(one, (0, 0, 0, short)) for one in (x, weights))
+            ids = F.pad(ids, (0, 0, 0, short), value=-1)
         sent = [_as_bytes(one) for one in (x, ids, weights)]
-        rows = gather_rows(torch.cat(sent, 1), self.counts, self._replicas)
+        rows = gather_rows(torch.cat(sent, 1), counts, self._replicas)
         found = rows.split([one.shape[1] for one in sent], 1)
         x, ids, weights = (
-            part.contiguous().view(one.dtype)
+            torch.empty(part.shape, dtype=part.dtype, device=part.device)
+            .copy_(part)
+            .view(one.dtype)
             for part, one in zip(found, (x, ids, weights), strict=True)
         )
         return x, ids, weights
 
     def combine(self, partial: Tensor) -> Tensor:
         self._count("sum_rows")
-        total = sum_rows(partial, self.counts, self._ranks)
+        total = sum_rows(partial, self._counts_of(self._own), self._ranks)
         self.done, self.is_open = self.done + 1, False
-        return total
+        return total[: self._own]
 
     def send_all(self, pieces: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
         self._count("all_to_all")
         return all_to_all(pieces, sizes, self._ranks)
+
+    def _counts_of(self, own: int) -> Sequence[int]:
+        if self.counts:
+            return self.counts
+        return [own * (rank == self._replicas.rank()) for rank in range(self._replicas.size())]
 
 
 def _as_bytes(x: Tensor) -> Tensor:

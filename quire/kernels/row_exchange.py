@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.collectives import Group
@@ -34,10 +35,11 @@ def gather_rows(x: Tensor, counts: Sequence[int], group: Group) -> Tensor:
         return x
     refuse_recording("gather_rows")
     most = max(counts)
-    sent = torch.zeros(most, x.shape[1], dtype=x.dtype, device=x.device)
-    sent[: len(x)] = x
+    sent = x.contiguous() if len(x) == most else F.pad(x, (0, 0, 0, most - len(x)))
     found = torch.empty(len(counts) * most, x.shape[1], dtype=x.dtype, device=x.device)
     group._allgather_base(found, sent).wait()
+    if min(counts) == most:
+        return found
     return torch.cat([found[i * most : i * most + count] for i, count in enumerate(counts)])
 
 

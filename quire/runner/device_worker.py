@@ -59,12 +59,25 @@ class DeviceWorker(Protocol):
         """Copy blocks of the device; none is both read and written."""
         ...
 
-    def compute(self, batch: StepBatch, parts: Collection[StepPart]) -> StepHandle:
-        """Start the forward pass and the sampling."""
+    def compute(self, batch: StepBatch, parts: Collection[StepPart], padded: int = 0) -> StepHandle:
+        """Start the forward pass and the sampling.
+
+        padded: of padded_rows(), for a step in which all rows of all data-parallel ranks decode.
+        The batch may have no rows then.
+        """
+        ...
+
+    def padded_rows(self, rows: int) -> int:
+        """Return the rows at which a step runs, padded, whose fullest data-parallel rank has so
+        many that decode. 0: steps are not padded."""
         ...
 
     def release_kv_memory(self) -> None:
         """Return the KV memory to the system; every block's content is lost."""
+        ...
+
+    def restore_kv_memory(self) -> None:
+        """Before a step that computes: allocate the KV memory again, if it was released."""
         ...
 
 

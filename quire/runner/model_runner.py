@@ -22,6 +22,7 @@ from quire.runner.expert_steps import ExpertSteps
 from quire.runner.media.media_rows import find_media_rows
 from quire.runner.model_input import ModelInput
 from quire.runner.profiler import span
+from quire.runner.step_batch import EMPTY_BATCH
 from quire.sampling.sampler import Sampler
 
 
@@ -37,8 +38,8 @@ class ModelRunner:
         experts: ExpertSteps | None = None,
     ) -> None:
         """link: to other pipeline stages; None: there are none. experts: of the rows of other
-        data-parallel ranks; None: there are none."""
-        self._experts = experts or ExpertSteps()
+        data-parallel ranks, with which the worker was made; None: there are none."""
+        self.experts = experts or ExpertSteps()
         self.model = model
         self.worker = worker
         self.sampler = sampler
@@ -57,9 +58,10 @@ class ModelRunner:
             if step.block_table_updates:
                 self.worker.write_tables(step.block_table_updates)
             self._move_blocks(step)
-            if step.batch is None:
+            padded = self._padded_rows(step)
+            if step.batch is None and not padded:
                 return CompletedStep(StepResult(()))
-            return self.worker.compute(step.batch, step.parts.values())
+            return self.worker.compute(step.batch or EMPTY_BATCH, step.parts.values(), padded)
 
     @torch.inference_mode()
     def skip(self, step: ModelInput) -> None:
@@ -72,12 +74,18 @@ class ModelRunner:
     def _exchanges(self, step: ModelInput) -> Iterator[None]:
         """The context of a step, which takes part in all that other ranks wait for."""
         tokens = 0 if step.batch is None else len(step.batch.token_ids)
-        with (
-            self.worker.execution_context(),
-            self.link.step(tokens),
-            self._experts.step(step.dp_tokens),
-        ):
-            yield
+        with self.worker.execution_context():
+            if tokens or step.dp_tokens:
+                self.worker.restore_kv_memory()
+            with (
+                self.link.step(tokens),
+                self.experts.step(step.dp_tokens, self._padded_rows(step)),
+            ):
+                yield
+
+    def _padded_rows(self, step: ModelInput) -> int:
+        """Return the rows at which every data-parallel rank runs the step; 0: as many as it has."""
+        return self.worker.padded_rows(max(step.dp_tokens)) if step.dp_decodes else 0
 
     def recover(self) -> None:
         """Drop the partial results of a failed step. Nothing may be in flight.

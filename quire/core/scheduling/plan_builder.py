@@ -173,7 +173,8 @@ def divide_plan(
     parts = plan.parts
     if plan.rows:
         counts = tuple([sum([row.count for row in rows]) for rows in rows_of])
-        parts = (*parts, DataParallelTokens(counts))
+        decodes = all(row.count == 1 and row.wants is Wants.TOKEN for row in plan.rows)
+        parts = (*parts, DataParallelTokens(counts, decodes))
     plans = tuple(
         StepPlan(
             plan.step,

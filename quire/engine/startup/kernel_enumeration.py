@@ -109,10 +109,15 @@ def enumerate_kernels(
 
 
 def _unlike_ranks(section: ParallelSection) -> list[int]:
-    """Return the first and last tensor-parallel rank of each stage: others have the shares of one
-    of them."""
-    ends = {0, section.tensor - 1}
-    return sorted(stage * section.tensor + end for stage in range(section.stages) for end in ends)
+    """Return the first and last tensor-parallel rank of each stage, of the first and last
+    data-parallel rank: others have the shares of one of them."""
+    ends, stages = {0, section.tensor - 1}, section.stages
+    return sorted(
+        (data * stages + stage) * section.tensor + end
+        for data in {0, section.data - 1}
+        for stage in range(stages)
+        for end in ends
+    )
 
 
 def meta_runner(
@@ -140,6 +145,8 @@ def _meta_collectives(mesh: Mesh, *, peers: bool) -> ProcessGroupCollectives:
     comm = ProcessGroupCollectives(group, memory, stages=MetaGroup(mesh.pp))
     if mesh.dcp > 1:
         comm.share_context(MetaGroup(mesh.dcp), mesh)
+    if mesh.dp > 1:
+        comm.share_experts(MetaGroup(mesh.dp), MetaGroup(mesh.ep))
     return comm
 
 
@@ -173,6 +180,10 @@ def run_steps(runner: Any, config: EngineConfig) -> None:
             worker.compute(batch, ())
             if find_shared_prefixes(model) is not None and batch.decode_only:
                 worker.compute(batch, [SharedPrefixesPart(())])
+        ranks = config.parallel.data
+        for count in sizes(ranks * scheduler.max_num_batched_tokens) if ranks > 1 else ():
+            with runner.experts.step((0, count, *[0] * (ranks - 2))):
+                pass  # a step without rows computes the experts for the others
         if worker.proposals is not None:
             _run_drafter(worker, config)
         for load in () if config.adapters is None else adapter_loads(model):

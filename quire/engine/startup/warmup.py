@@ -191,9 +191,10 @@ def _run_worst_step(half: SchedulerAndExecutor, config: EngineConfig) -> None:
         for task in config.pooling.tasks:
             run_dummy_pooling(half, worst_step_lengths(config), task)
         return
+    ranks = config.parallel.data
     run_dummy_requests(
         half,
-        worst_step_lengths(config),
+        [count for count in worst_step_lengths(config) for _ in range(ranks)],
         ALL_FEATURES,
         first=WITH_PROMPT_LOGPROBS,
         sources=worst_source_lengths(config),

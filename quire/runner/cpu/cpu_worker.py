@@ -114,7 +114,15 @@ class CpuWorker:
     def copy(self, pairs: Sequence[BlockCopy]) -> None:
         copy_blocks(self._cache, self._cache, pairs)
 
-    def compute(self, batch: StepBatch, parts: Collection[StepPart]) -> CompletedStep:
+    def restore_kv_memory(self) -> None:
+        """Do nothing: the system gives pages back when they are written."""
+
+    def padded_rows(self, rows: int) -> int:
+        return 0
+
+    def compute(
+        self, batch: StepBatch, parts: Collection[StepPart], padded: int = 0
+    ) -> CompletedStep:
         return CompletedStep(self._compute(batch, parts))
 
     def _compute(self, inputs: StepBatch, parts: Collection[StepPart]) -> StepResult:
