@@ -105,6 +105,15 @@ def run_some(runner, config, rounds, every):
     draw = random.Random(1)
 
     def run(batch):
+        if config.parallel.data > 1:  # beside rows of another rank, or as a graph of equal sizes
+            others = draw.randint(0, config.scheduler.max_num_batched_tokens)
+            with runner.experts.step((len(batch.token_ids), others)):
+                runner.worker.compute(batch, ())
+            if batch.decode_only:
+                size = runner.worker.padded_rows(len(batch.rows))
+                with runner.experts.step((0, 0), size):
+                    runner.worker.compute(batch, (), size)
+            return
         runner.worker.compute(batch, ())
         if config.adapters is not None:
             load = draw.choice([*enumeration.adapter_loads(runner.model)])
