@@ -157,11 +157,12 @@ class ProcessGroupCollectives:
         _count(self._counter, 6)
         return ops.all_to_all(pieces, sizes, self._group)
 
-    def share_experts(self, replicas: ops.Group, ranks: ops.Group) -> None:
+    def share_experts(
+        self, replicas: ops.Group, ranks: ops.Group, peers: PeerMemory | None = None
+    ) -> None:
         """Set the exchange: see DataParallelExchange. It must not refer to this object."""
-        self.dp_exchange = DataParallelExchange(
-            replicas, ranks, partial(_count_named, self._counter)
-        )
+        count = partial(_count_named, self._counter)
+        self.dp_exchange = DataParallelExchange(replicas, ranks, count, peers)
 
     def share_context(self, group: ops.Group, mesh: Mesh) -> None:
         """Set the exchange of the ranks of this group. It must not refer to this object."""
@@ -174,11 +175,13 @@ class ProcessGroupCollectives:
         Kernels over shared memory read a word of the host. NCCL ends its own when it is called in
         another thread, and may not return itself. Returns: those threads.
         """
-        if self._peers is not None:
-            self._peers.abort.fill_(1)
-        groups = [self._group, self._stages]
+        shared, groups = [self._peers], [self._group, self._stages]
         if self.dp_exchange is not None:
             groups += self.dp_exchange.groups
+            shared.append(self.dp_exchange.peers)
+        for peers in shared:
+            if peers is not None:
+                peers.abort.fill_(1)
         if self.context_exchange is not None:
             groups.append(self.context_exchange.group)
         threads = [
@@ -240,8 +243,11 @@ def connect(
     comm = ProcessGroupCollectives(group, peers, counter, stages)
     if mesh.dp > 1:
         replicas, _ = join(f"dp{mesh.rank % (mesh.tp * mesh.pp)}", mesh.dp_rank, mesh.dp)
-        ranks, _ = join(f"ep{mesh.pp_rank}", mesh.ep_rank, mesh.ep)
-        comm.share_experts(replicas, ranks)
+        ranks, store = join(f"ep{mesh.pp_rank}", mesh.ep_rank, mesh.ep)
+        shared = None
+        if device.type == "cuda" and peer_sums and mesh.tp == 1:  # then both groups are the same
+            shared = connect_peers(Mesh(tp=mesh.ep, rank=mesh.ep_rank), store, device)
+        comm.share_experts(replicas, ranks, shared)
     if mesh.dcp > 1:
         shares, _ = join(f"dcp{mesh.rank - mesh.dcp_rank}", mesh.dcp_rank, mesh.dcp)
         comm.share_context(shares, mesh)

@@ -47,7 +47,8 @@ class ExpertSteps:
         if self._exchange is None or not counts:
             yield
             return
-        self._exchange.begin_step([padded or count for count in counts])
+        rows = [padded] * len(counts) if padded else counts
+        self._exchange.begin_step(rows, equal=padded > 0)
         try:
             yield
         finally:

@@ -111,7 +111,7 @@ CASES = {
     ),
     "two data-parallel ranks that share experts": (
         tiny("qwen3_moe"),
-        {"data_parallel_size": 2, "enable_expert_parallel": True},
+        {"data_parallel_size": 2, "enable_expert_parallel": True, "max_model_len": 128},
     ),
     "two large data-parallel ranks": (
         SHAPES["deepseek-v2-lite"],

@@ -1,5 +1,6 @@
 """One rank: `python -m tests.gpu.row_exchange_ranks RENDEZVOUS RANK SIZE` checks exchanges of rows
-between data-parallel ranks on GPUs, by NCCL: of sizes of their own, and of equal sizes in a graph."""
+between data-parallel ranks on GPUs: of sizes of their own, and of equal sizes in a graph, through
+the GPUs' memory and by NCCL."""
 
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import torch
 
 from quire.distributed.collectives import check_sum, connect
 from quire.distributed.mesh import Mesh
+from quire.kernels.framework import lazy_fusion
 
 WIDTH, TOP = 2048, 8
 
@@ -33,7 +35,11 @@ def want(ranks, x, ids, weights):
 
 
 def through(exchange, mesh, x, ids, weights):
-    return exchange.combine(add_of(mesh.rank, *exchange.gather(x, ids, weights)))
+    rows = exchange.gather(x, ids, weights)
+    lazy_fusion.flush()
+    total = exchange.combine(add_of(mesh.rank, *rows))
+    lazy_fusion.flush()
+    return total
 
 
 def check_uneven(exchange, mesh):
@@ -46,9 +52,8 @@ def check_uneven(exchange, mesh):
         exchange.begin_step(())
 
 
-def check_graph(exchange, mesh, rounds):
+def check_graph(exchange, mesh, size, rounds):
     """Replayed by all ranks, and by all but one, which launches the kernels."""
-    size = 24
     places = [torch.empty_like(one) for one in rows_of(0, size, 0)]
     slots = torch.zeros(size, dtype=torch.int32, device="cuda")
     outs = []
@@ -90,7 +95,9 @@ def check_graph(exchange, mesh, rounds):
             graph.replay()
         end.record()
         torch.cuda.synchronize()
-        print(f"{begin.elapsed_time(end) / 600 * 1000:.1f} us", file=sys.stderr)
+        how = "NCCL" if exchange.peers is None else "peer memory"
+        us = begin.elapsed_time(end) / 600 * 1000
+        print(f"{size} rows through {how}: {us:.1f} us a layer", file=sys.stderr)
 
 
 def main():
@@ -103,7 +110,10 @@ def main():
     exchange = comm.dp_exchange
     with torch.inference_mode():
         check_uneven(exchange, mesh)
-        check_graph(exchange, mesh, 60)
+        for peers in dict.fromkeys((exchange.peers, None)):
+            exchange.peers = peers
+            for size in (1, 24, 64, 128, 160):
+                check_graph(exchange, mesh, size, 20)
     print("exact", flush=True)
 
 

@@ -21,6 +21,7 @@ COMMON = {
 SHARED = {"data_parallel_size": 2, "enable_expert_parallel": True}
 SETTINGS = {
     "graphs": {},
+    "NCCL": {"disable_custom_all_reduce": True},
     "eager, preemption": {
         "enforce_eager": True, "num_gpu_blocks_override": 18, "max_num_batched_tokens": 32,
     },

@@ -108,7 +108,7 @@ class Ranks:
             with self._turns.lock:
                 try:
                     return run(rank)
-                except Exception as error:
+                except Exception as error:  # noqa: BLE001 - returned in its place
                     return error
 
         with ThreadPoolExecutor(RANKS) as pool:
