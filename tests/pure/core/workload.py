@@ -49,6 +49,7 @@ from quire.core.types import (
     Pooling,
     Request,
     StopConditions,
+    Wants,
 )
 from tests.pure.core.builders import FakeGrammars, FunctionDrafter, fake_constraint
 from tests.pure.core.fake_model import (
@@ -348,10 +349,11 @@ class Run:
     def _check_ranks(self, plan):
         assert len(plan.dp_plans) == (0 if self.setup.ranks == 1 else self.setup.ranks)
         counts = tuple(sum(row.count for row in own.rows) for own in plan.dp_plans)
+        decodes = all(row.count == 1 and row.wants is Wants.TOKEN for row in plan.rows)
         for rank, own in enumerate(plan.dp_plans):
             seqs = [*own.joins, *own.changed_tables, *(row.seq for row in own.rows)]
             assert all(seq.dp_rank == rank for seq in seqs)
-            assert (DataParallelTokens(counts) in own.parts) == bool(plan.rows)
+            assert (DataParallelTokens(counts, decodes) in own.parts) == bool(plan.rows)
 
     def _record(self, updates):
         for u in updates:
