@@ -78,12 +78,15 @@ class DataParallelExchange:
             lazy_fusion.flush()
             x, weights = (F.pad(one, (0, 0, 0, short)) for one in (x, weights))
             ids = F.pad(ids, (0, 0, 0, short), value=-1)
-        return gather_equal_rows(x, ids, weights, self._slots, self._replicas, self.peers)
+        rows = gather_equal_rows(x, ids, weights, self._slots, self._replicas, self.peers)
+        lazy_fusion.flush()  # others wait for it: a step that raises would discard it
+        return rows
 
     def combine(self, partial: Tensor) -> Tensor:
         self._count("sum_rows")
         if self._is_equal:
             total = sum_equal_rows(partial, len(self.counts), self._ranks, self.peers)
+            lazy_fusion.flush()
         else:
             total = sum_rows(partial, self._counts_of(self._own), self._ranks)
         self.done, self.is_open = self.done + 1, False
