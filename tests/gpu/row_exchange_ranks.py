@@ -107,7 +107,7 @@ def main():
         check_uneven(exchange, mesh)
         for peers in dict.fromkeys((exchange.peers, None)):
             exchange.peers = peers
-            for size in (1, 24, 64, 128, 160):
+            for size in (1, 24, 128, 256, 640):
                 check_graph(exchange, mesh, size, 20)
     print("exact", flush=True)
 

@@ -1,7 +1,7 @@
 """Gathers few rows with their chosen experts, through the peers' memory: see peer_flagged_sum.py.
 
-A program has one row of this rank. It stores the row, in words with flags, into the area of every
-other rank, and waits for the row of the same number of each; one way over the link in all.
+A program has a row of this rank, and then takes the next one. It stores the row, in words with
+flags, into the area of every other rank, and waits for the row of the same number of each.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from quire.kernels.gpu.runtime.int_math import next_power_of_2
 from quire.kernels.gpu.runtime.pdl import PDL_ENABLED, launch_dependents, wait_for_previous_kernel
 
 _LINE = tl.constexpr(LINE_WORDS)
+MOST_ROWS = 4
+"""Of a program, one after the other. For more a collective of NCCL is faster."""
 
 
 @kernel("rows", "rank")
 def _gather_flagged(
-    x_ptr,  # [T, W words]; a program has a row
+    x_ptr,  # [T, W words]
     id_ptr,  # int32 [T, TOP]
     weight_ptr,  # float32 [T, TOP]
     slot_ptr,  # int32 [T], or None
@@ -56,31 +58,33 @@ def _gather_flagged(
     if PDL:
         launch_dependents()
         wait_for_previous_kernel()
-    number = tl.load(line + _LINE - 2) + 1
-    half = number & 1
-    own = tl.load(x_ptr.to(word) + program.to(tl.int64) * W + i, live, 0)
-    own_ids = tl.load(id_ptr + program * TOP + t, some, -1)
-    if slot_ptr is not None:
-        own_ids = tl.where(tl.load(slot_ptr + program) < 0, -1, own_ids)
-    own_weights = tl.load(weight_ptr.to(word) + program * TOP + t, some, 0)
-    flag = number.to(tl.int64) << 32
-    for k in tl.static_range(RANKS):
-        if k != rank:
-            slot = _slot(areas_ptr, k, program, half, rank, START, RANKS)
-            tl.store(slot + i, (own.to(tl.int64) & 0xFFFFFFFF) | flag, live)
-            tl.store(slot + W + t, (own_ids.to(tl.int64) & 0xFFFFFFFF) | flag, some)
-            tl.store(slot + W + TOP + t, (own_weights.to(tl.int64) & 0xFFFFFFFF) | flag, some)
-    for k in tl.static_range(RANKS):
-        x, ids, weights = own, own_ids, own_weights
-        if k != rank:
-            slot = _slot(areas_ptr, rank, program, half, k, START, RANKS)
-            x = _wait_for_terms(slot + i, live, number, abort_ptr)
-            ids = _wait_for_terms(slot + W + t, some, number, abort_ptr)
-            weights = _wait_for_terms(slot + W + TOP + t, some, number, abort_ptr)
-        row = k * rows + program
-        tl.store(x_out_ptr.to(word) + row.to(tl.int64) * W + i, x, live)
-        tl.store(id_out_ptr + row * TOP + t, ids, some)
-        tl.store(weight_out_ptr.to(word) + row * TOP + t, weights, some)
+    number = tl.load(line + _LINE - 2)
+    for row in range(program, rows, tl.num_programs(0)):
+        number += 1
+        half = number & 1
+        own = tl.load(x_ptr.to(word) + row * W + i, live, 0)
+        own_ids = tl.load(id_ptr + row * TOP + t, some, -1)
+        if slot_ptr is not None:
+            own_ids = tl.where(tl.load(slot_ptr + row) < 0, -1, own_ids)
+        own_weights = tl.load(weight_ptr.to(word) + row * TOP + t, some, 0)
+        flag = number.to(tl.int64) << 32
+        for k in tl.static_range(RANKS):
+            if k != rank:
+                slot = _slot(areas_ptr, k, program, half, rank, START, RANKS)
+                tl.store(slot + i, (own.to(tl.int64) & 0xFFFFFFFF) | flag, live)
+                tl.store(slot + W + t, (own_ids.to(tl.int64) & 0xFFFFFFFF) | flag, some)
+                tl.store(slot + W + TOP + t, (own_weights.to(tl.int64) & 0xFFFFFFFF) | flag, some)
+        for k in tl.static_range(RANKS):
+            x, ids, weights = own, own_ids, own_weights
+            if k != rank:
+                slot = _slot(areas_ptr, rank, program, half, k, START, RANKS)
+                x = _wait_for_terms(slot + i, live, number, abort_ptr)
+                ids = _wait_for_terms(slot + W + t, some, number, abort_ptr)
+                weights = _wait_for_terms(slot + W + TOP + t, some, number, abort_ptr)
+            at = k * rows + row
+            tl.store(x_out_ptr.to(word) + at * W + i, x, live)
+            tl.store(id_out_ptr + at * TOP + t, ids, some)
+            tl.store(weight_out_ptr.to(word) + at * TOP + t, weights, some)
     tl.store(line + _LINE - 2, number)
 
 
@@ -96,7 +100,7 @@ def fits(x: Tensor, words: int, rows: int, peers: PeerMemory | None) -> bool:
         peers is not None
         and whole
         and 8 * words <= SLOT_BYTES
-        and rows <= peers.programs
+        and rows <= MOST_ROWS * peers.programs
         and peers.ranks <= MAX_FLAGGED_RANKS
     )
 
@@ -135,7 +139,7 @@ def launch(
     words = words_of(x)
     block = next_power_of_2(words)
     _gather_flagged(
-        (rows, 1, 1),
+        (min(rows, peers.programs), 1, 1),
         (x, ids, weights, slots, peers.areas, peers.abort, *out),
         (rows, peers.rank),
         (

@@ -1,7 +1,8 @@
 """Sums what all ranks add to the rows of each, through the peers' memory: see peer_flagged_sum.py.
 
-A program has one row of this rank. It stores its terms of the row of the same number of each other
-rank, in words with flags, into that rank's area, and sums what the others store for its own row.
+A program has a row of this rank, and then takes the next one. It stores its terms of the row of the
+same number of each other rank, in words with flags, into that rank's area, and sums what the others
+store for its own row.
 """
 
 from __future__ import annotations
@@ -46,33 +47,35 @@ def _scatter_sums_flagged(
     if PDL:
         launch_dependents()
         wait_for_previous_kernel()
-    number = tl.load(line + _LINE - 2) + 1
-    half = number & 1
-    flag = number.to(tl.int64) << 32
-    own = tl.load(x_ptr.to(word) + (rank * rows + program).to(tl.int64) * W + i, live, 0)
-    for k in tl.static_range(RANKS):
-        if k != rank:
-            row = (k * rows + program).to(tl.int64)
-            given = tl.load(x_ptr.to(word) + row * W + i, live, 0)
-            slot = _slot(areas_ptr, k, program, half, rank, START, RANKS)
-            tl.store(slot + i, (given.to(tl.int64) & 0xFFFFFFFF) | flag, live)
-    low, high = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
-    for k in tl.static_range(RANKS):
-        terms = own
-        if k != rank:
-            slot = _slot(areas_ptr, rank, program, half, k, START, RANKS)
-            terms = _wait_for_terms(slot + i, live, number, abort_ptr)
+    number = tl.load(line + _LINE - 2)
+    for row in range(program, rows, tl.num_programs(0)):
+        number += 1
+        half = number & 1
+        flag = number.to(tl.int64) << 32
+        own = tl.load(x_ptr.to(word) + (rank * rows + row) * W + i, live, 0)
+        for k in tl.static_range(RANKS):
+            if k != rank:
+                at = k * rows + row
+                given = tl.load(x_ptr.to(word) + at * W + i, live, 0)
+                slot = _slot(areas_ptr, k, program, half, rank, START, RANKS)
+                tl.store(slot + i, (given.to(tl.int64) & 0xFFFFFFFF) | flag, live)
+        low, high = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+        for k in tl.static_range(RANKS):
+            terms = own
+            if k != rank:
+                slot = _slot(areas_ptr, rank, program, half, k, START, RANKS)
+                terms = _wait_for_terms(slot + i, live, number, abort_ptr)
+            if WIDE:
+                low += terms.to(tl.float32, bitcast=True)
+            else:
+                term_low, term_high = _halves(terms, dtype)
+                low += term_low
+                high += term_high
         if WIDE:
-            low += terms.to(tl.float32, bitcast=True)
+            total = low.to(tl.int32, bitcast=True)
         else:
-            term_low, term_high = _halves(terms, dtype)
-            low += term_low
-            high += term_high
-    if WIDE:
-        total = low.to(tl.int32, bitcast=True)
-    else:
-        total = _words(low, high, dtype)
-    tl.store(sum_ptr.to(word) + program.to(tl.int64) * W + i, total, live)
+            total = _words(low, high, dtype)
+        tl.store(sum_ptr.to(word) + row * W + i, total, live)
     tl.store(line + _LINE - 2, number)
 
 
@@ -86,7 +89,7 @@ def launch(out: Tensor, x: Tensor, ranks: int, group: Any, peers: PeerMemory) ->
     words = words_of(x)
     block = next_power_of_2(words)
     _scatter_sums_flagged(
-        (len(out), 1, 1),
+        (min(len(out), peers.programs), 1, 1),
         (x, peers.areas, peers.abort, out),
         (len(out), peers.rank),
         (

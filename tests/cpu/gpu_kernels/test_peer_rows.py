@@ -13,8 +13,9 @@ from quire.kernels.row_exchange import gather_equal_rows, sum_equal_rows
 from tests.cpu.gpu_kernels.test_peer_all_reduce import run_ranks
 
 TOP = 3
-SHAPES = [(1, 40, torch.bfloat16), (2, 24, torch.float32), (2, 38, torch.bfloat16),
-          (1, 7, torch.float32), (2, 40, torch.float16)]  # fmt: skip
+SHAPES = [(1, 40, torch.bfloat16), (5, 24, torch.float32), (2, 38, torch.bfloat16),
+          (1, 7, torch.float32), (4, 40, torch.float16)]  # fmt: skip
+"""A program has one row or, of more than two, several."""
 
 
 @pytest.fixture
