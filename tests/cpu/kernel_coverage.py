@@ -109,8 +109,8 @@ def run_some(runner, config, rounds, every):
             others = draw.randint(0, config.scheduler.max_num_batched_tokens)
             with runner.experts.step((len(batch.token_ids), others)):
                 runner.worker.compute(batch, ())
-            if batch.decode_only:
-                size = runner.worker.padded_rows(len(batch.rows))
+            size = runner.worker.padded_rows(len(batch.rows)) if batch.decode_only else 0
+            if size:
                 with runner.experts.step((0, 0), size):
                     runner.worker.compute(batch, (), size)
             return
