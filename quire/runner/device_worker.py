@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from quire.core.types import BlockCopy, StepResult, TokenLogprobs
+from quire.core.types import BlockCopy, DataParallelTokens, StepResult, TokenLogprobs
 from quire.runner.parts.base import StepPart
 from quire.runner.slots import BlockTableUpdate
 from quire.runner.step_batch import StepBatch
@@ -26,6 +26,13 @@ class StepHandle(Protocol):
     def wait(self) -> StepResult:
         """Block until it is done; may be called again after an interruption."""
         ...
+
+
+class StepShape(Protocol):
+    """The sizes of a step with padding."""
+
+    @property
+    def tokens(self) -> int: ...
 
 
 class DeviceWorker(Protocol):
@@ -59,17 +66,18 @@ class DeviceWorker(Protocol):
         """Copy blocks of the device; none is both read and written."""
         ...
 
-    def compute(self, batch: StepBatch, parts: Collection[StepPart], padded: int = 0) -> StepHandle:
+    def compute(
+        self, batch: StepBatch, parts: Collection[StepPart], padded: StepShape | None = None
+    ) -> StepHandle:
         """Start the forward pass and the sampling.
 
-        padded: of padded_rows(), for a step in which all rows of all data-parallel ranks decode.
-        The batch may have no rows then.
+        padded: of padded_shape(), for the step. The batch may have no rows then.
         """
         ...
 
-    def padded_rows(self, rows: int) -> int:
-        """Return the rows at which a step runs, padded, whose fullest data-parallel rank has so
-        many that decode. 0: steps are not padded."""
+    def padded_shape(self, shared: DataParallelTokens) -> StepShape | None:
+        """Return the shape at which every data-parallel rank runs a step, with padding. It depends
+        on nothing else. None: each runs its own rows."""
         ...
 
     def release_kv_memory(self) -> None:

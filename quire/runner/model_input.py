@@ -22,6 +22,8 @@ from quire.runner.step_batch import StepBatch, build_step_batch
 from quire.sampling.slot_join import SlotJoin
 from quire.sampling.steps.grammar_masks import PlainMasks
 
+_ALONE = DataParallelTokens(())
+
 
 class ModelInput(msgspec.Struct, frozen=True, array_like=True):
     """One step. A worker applies the fields in this order."""
@@ -35,8 +37,7 @@ class ModelInput(msgspec.Struct, frozen=True, array_like=True):
     batch: StepBatch | None  # None: the step computes nothing
     parts: dict[str, Any]  # of features: name in quire.runner.parts -> its StepPart
     masks: PlainMasks | None = None  # of constrained rows, where another stage has the grammars
-    dp_tokens: tuple[int, ...] = ()  # of each data-parallel rank; (): there is one, or none has any
-    dp_decodes: bool = False  # every row of all these ranks decodes
+    shared: DataParallelTokens = _ALONE  # no counts: one rank, or none has any
 
     @property
     def is_empty(self) -> bool:
@@ -44,9 +45,6 @@ class ModelInput(msgspec.Struct, frozen=True, array_like=True):
         copies = self.swap_out_copies or self.swap_in_copies or self.block_copies
         changes = self.leaves or self.joins or self.block_table_updates
         return self.batch is None and not copies and not changes
-
-
-_ALONE = DataParallelTokens(())
 
 
 class ModelInputBuilder:
@@ -76,7 +74,6 @@ class ModelInputBuilder:
             joins = [SlotJoin.from_sequence(s) for s in plan.joins if s.request.pooling is None]
             self._sampled_slots -= leaves
             self._sampled_slots.update([joined.slot for joined in joins])
-            shared = next((x for x in plan.parts if isinstance(x, DataParallelTokens)), _ALONE)
             return ModelInput(
                 leaves=tuple(leaves),
                 joins=tuple(joins),
@@ -86,8 +83,7 @@ class ModelInputBuilder:
                 block_copies=plan.copies,
                 batch=batch,
                 parts={} if batch is None else self._prepare_parts(plan, batch),
-                dp_tokens=shared.counts,
-                dp_decodes=shared.decodes,
+                shared=next((x for x in plan.parts if isinstance(x, DataParallelTokens)), _ALONE),
             )
 
     def _prepare_parts(self, plan: StepPlan, batch: StepBatch) -> dict[str, StepPart]:

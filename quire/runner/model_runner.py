@@ -58,8 +58,8 @@ class ModelRunner:
             if step.block_table_updates:
                 self.worker.write_tables(step.block_table_updates)
             self._move_blocks(step)
-            padded = self._padded_rows(step)
-            if step.batch is None and not padded:
+            padded = self.worker.padded_shape(step.shared)
+            if step.batch is None and padded is None:
                 return CompletedStep(StepResult(()))
             return self.worker.compute(step.batch or EMPTY_BATCH, step.parts.values(), padded)
 
@@ -75,17 +75,12 @@ class ModelRunner:
         """The context of a step, which takes part in all that other ranks wait for."""
         tokens = 0 if step.batch is None else len(step.batch.token_ids)
         with self.worker.execution_context():
-            if tokens or step.dp_tokens:
+            if tokens or step.shared.counts:
                 self.worker.restore_kv_memory()
-            with (
-                self.link.step(tokens),
-                self.experts.step(step.dp_tokens, self._padded_rows(step)),
-            ):
+            padded = self.worker.padded_shape(step.shared)
+            rows = 0 if padded is None else padded.tokens
+            with self.link.step(tokens), self.experts.step(step.shared.counts, rows):
                 yield
-
-    def _padded_rows(self, step: ModelInput) -> int:
-        """Return the rows at which every data-parallel rank runs the step; 0: as many as it has."""
-        return self.worker.padded_rows(max(step.dp_tokens)) if step.dp_decodes else 0
 
     def recover(self) -> None:
         """Drop the partial results of a failed step. Nothing may be in flight.

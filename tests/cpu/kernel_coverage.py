@@ -19,7 +19,7 @@ from quire import env
 from quire.config.facts import DeviceFacts
 from quire.config.options import Options
 from quire.config.resolve import resolve
-from quire.core.types import Pooling
+from quire.core.types import DataParallelTokens, Pooling, RankRows
 from quire.engine.startup import kernel_enumeration as enumeration
 from quire.engine.startup.kernel_builder import build_task
 from quire.engine.startup.model_setup import describe_model
@@ -109,10 +109,12 @@ def run_some(runner, config, rounds, every):
             others = draw.randint(0, config.scheduler.max_num_batched_tokens)
             with runner.experts.step((len(batch.token_ids), others)):
                 runner.worker.compute(batch, ())
-            size = runner.worker.padded_rows(len(batch.rows)) if batch.decode_only else 0
-            if size:
-                with runner.experts.step((0, 0), size):
-                    runner.worker.compute(batch, (), size)
+            count = len(batch.rows)
+            shared = DataParallelTokens((count, 0), True, (RankRows(count, 0), RankRows(0, 0)))
+            shape = runner.worker.padded_shape(shared) if batch.decode_only else None
+            if shape is not None:
+                with runner.experts.step((count, 0), shape.tokens):
+                    runner.worker.compute(batch, (), shape)
             return
         runner.worker.compute(batch, ())
         if config.adapters is not None:

@@ -188,7 +188,7 @@ def run_steps(runner: Any, config: EngineConfig) -> None:
         for count in sizes(ranks * scheduler.max_num_batched_tokens) if ranks > 1 else ():
             with runner.experts.step((0, count, *[0] * (ranks - 2))):
                 pass  # a step without rows computes the experts for the others
-        with runner.experts.step([1] * ranks, worker.padded_rows(1)):
+        with runner.experts.step([1] * ranks, padded=1):
             pass  # as one that raised, of equal sizes
         if worker.proposals is not None:
             _run_drafter(worker, config)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from quire.attention.base import AttentionMetadata, Backend
 from quire.config.memory.draft_rows import draft_rows
-from quire.core.types import BlockCopy
+from quire.core.types import BlockCopy, DataParallelTokens
 from quire.distributed.stage_link import StageLink
 from quire.errors import EngineDead
 from quire.kernels.framework import late_work, lazy_fusion
@@ -49,6 +49,7 @@ from quire.runner.gpu.mixed_batch_graphs import (
     graph_shapes,
     pad_to_shape,
     select_graph_shape,
+    select_shared_shape,
     without_padding,
 )
 from quire.runner.gpu.mixed_inputs import MixedInputs, cross_metadata
@@ -151,7 +152,7 @@ class CudaWorker:
         self._sizes, self._draft_sizes = capture_sizes(rows), draft_sizes(0 if shares else drafts)
         self._generates, self._samples = generates, generates and link.is_last
         decodes, has_graphs = rows if generates else 0, backend.supports_prefill_graphs
-        self._shapes = graph_shapes(max_tokens, decodes) if has_graphs and not shares else []
+        self._shapes = graph_shapes(max_tokens, decodes) if has_graphs else []
         longest_graph = max([self._max_rows, *(shape.tokens for shape in self._shapes)])
         reserve_draft_rows(model, longest_graph if drafts else 0)
         self._stage = StageStates(link, longest_graph)
@@ -178,20 +179,14 @@ class CudaWorker:
 
     def reserve_memory(self, size: int, pieces: int, piece: int) -> None:
         """Allocate from the driver what steps will need, and leave it in torch's pool of this
-        stream.
-
-        size: of the largest step, in one piece. pieces of `piece` bytes: torch keeps small ones
-        apart.
-        """
+        stream. size: of the largest step, in one piece. pieces: small ones, kept apart there."""
         with self.execution_context():
             touch_memory(self._last_token.device, [size], [piece] * pieces)
 
     @torch.inference_mode()
     def warm_up_kernels(self) -> None:
-        """Load the library's kernels for the sizes of steps, before steps need them.
-
-        Also kernels of our own that no dummy step runs: masks of constrained rows.
-        """
+        """Load the library's kernels for the sizes of steps, before steps need them; and those of
+        our own that no dummy step runs: masks of constrained rows."""
         with self.execution_context():
             tokens = {shape.tokens for shape in self._shapes}
             sizes = sorted({*self._sizes, *self._draft_sizes})
@@ -219,10 +214,8 @@ class CudaWorker:
 
     @torch.inference_mode()
     def capture_graphs(self, reserved_bytes: int) -> None:
-        """Capture the graphs of all steps that have some; no later step captures.
-
-        reserved_bytes: of memory that the graphs share.
-        """
+        """Capture the graphs of all steps that have some; no later step captures. reserved_bytes:
+        of memory that the graphs share."""
         self._graph_bytes = reserved_bytes
         for variant in self._variants:
             variant.reset()
@@ -262,11 +255,11 @@ class CudaWorker:
             with late_work.uncounted():
                 self.capture_graphs(self._graph_bytes)
 
-    def padded_rows(self, rows: int) -> int:
-        return 0 if self._eager else self._sizes[bisect_left(self._sizes, rows)]
+    def padded_shape(self, shared: DataParallelTokens) -> GraphShape | None:
+        return None if self._eager else select_shared_shape(shared, self._sizes, self._shapes)
 
     def compute(
-        self, batch: StepBatch, parts: Collection[StepPart], padded: int = 0
+        self, batch: StepBatch, parts: Collection[StepPart], padded: GraphShape | None = None
     ) -> PendingStep | HandedOnStep:
         try:
             set_state_batch(self._model, batch)
@@ -276,14 +269,16 @@ class CudaWorker:
             self._stage.receive(len(batch.token_ids))
             sizes = self._draft_sizes if batch.uses_drafts else self._sizes
             fits = len(batch.rows) <= max(sizes, default=0) and not batch.has_axes
-            decodes = batch.decode_only and (padded > 0 or not self._experts.are_shared)
-            decodes = decodes or not batch.rows
+            decodes = batch.decode_only and not self._experts.are_shared
+            if padded is not None:
+                decodes = not padded.has_prompts
             if decodes and fits and variant.decodes and keep_graphs(others):
-                step = self._decode(batch, variant, padded)
+                step = self._decode(batch, variant, 0 if padded is None else padded.tokens)
                 for part in others:
                     part.after_forward(self._model)
                 return step
-            return self._mixed(batch, others, variant)
+            has_shape = padded is not None and padded.has_prompts
+            return self._mixed(batch, others, variant, padded if has_shape else None)
         except BaseException:
             self._pinned_io.out_of_sync = True
             lazy_fusion.discard()
@@ -338,7 +333,7 @@ class CudaWorker:
     def _decode(
         self, inputs: StepBatch, variant: StepVariant, padded: int
     ) -> PendingStep | HandedOnStep:
-        """padded: of compute()."""
+        """padded: rows at which the step runs; 0: as few as will do."""
         how, rows, drafts = self._begin_sampling(inputs), len(inputs.slots), inputs.uses_drafts
         sizes = self._draft_sizes if drafts else self._sizes
         size = padded or (rows if self._eager else sizes[bisect_left(sizes, rows)])
@@ -401,17 +396,22 @@ class CudaWorker:
         )
 
     def _mixed(
-        self, inputs: StepBatch, parts: Collection[StepPart], variant: StepVariant
+        self,
+        inputs: StepBatch,
+        parts: Collection[StepPart],
+        variant: StepVariant,
+        shape: GraphShape | None,
     ) -> PendingStep | HandedOnStep:
-        """parts: those without the variant."""
+        """parts: those without the variant. shape: of all data-parallel ranks, if there is one."""
         how = self._begin_sampling(inputs)
         sampled = padded_sample_rows(len(inputs.sampled_slots), self._max_rows)
         needs_more = not keep_graphs(parts, all_hidden=not self._samples)
         eager = self._eager or needs_more or variant not in self._variants
         has_place = variant.rotary_axes > 1 or not inputs.has_axes
-        shape = None
-        if has_place and not eager and inputs.draft_inputs is None:
+        if not self._experts.are_shared:
             shape = select_graph_shape(inputs, self._shapes)
+        if not has_place or eager or inputs.draft_inputs is not None:
+            shape = None
         pending_parts: list[PendingPart] = []
         if shape is not None:
             with span("upload"):
@@ -420,6 +420,7 @@ class CudaWorker:
             self._stage.place(inputs.num_decodes, shape.decodes)
             with span("graph"):
                 self._graphs.run(shape._replace(variant=variant.name))
+            self._experts.finish()
             hidden = self._hidden
         else:
             with span("upload"):
@@ -430,7 +431,7 @@ class CudaWorker:
         assert hidden is not None
         for part in parts:
             part.after_forward(self._model)
-        if not self._stage.is_last:
+        if not inputs.rows or not self._stage.is_last:
             if shape is not None:
                 hidden = without_padding(hidden, inputs, shape)
             return self._stage.hand_on(hidden)
@@ -450,7 +451,8 @@ class CudaWorker:
         views = self._mixed_inputs.views(shape.tokens, shape.rows, stored, variant.rotary_axes)
         longest = self._width * self._block_size
         bounds = StepBounds(shape.decodes, shape.tokens, longest, None, drafts=False)
-        hidden = self._gather_and_forward(views, bounds, (), variant)
+        with self._experts.equal_rows(views.token_slots):
+            hidden = self._gather_and_forward(views, bounds, (), variant)
         return hidden.index_select(0, views.sampled) if self._samples else hidden
 
     def _stored_rows(self, shape: GraphShape) -> int:

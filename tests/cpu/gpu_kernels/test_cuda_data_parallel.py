@@ -24,6 +24,7 @@ from quire.runner.expert_steps import ExpertSteps
 from quire.runner.gpu import cuda_worker
 from quire.runner.gpu.cuda_graphs import DecodeGraph
 from quire.runner.gpu.kv_memory import KVMemory
+from quire.runner.gpu.mixed_batch_graphs import GraphShape
 from quire.runner.model_input import ModelInputBuilder, decode, encode
 from quire.runner.parts.base import load_part_types
 from quire.sampling.sampler import Sampler
@@ -255,8 +256,10 @@ def test_ranks_give_the_tokens_of_one(acted, replayed, name, path):  # noqa: F81
     assert got == tokens_of_one(name)
     graphs = [key for key, captured in replayed if captured]
     assert len(graphs) == len(replayed)
-    assert all(isinstance(key, DecodeGraph) for key in graphs)
-    assert bool(graphs) == ("eager" not in PATHS[path])
+    kinds = {type(key) for key in graphs}
+    assert (DecodeGraph in kinds) == ("eager" not in PATHS[path])
+    with_prompts = name == "qwen3_moe" and PATHS[path] == {"depth": 2}  # chunks are few tokens
+    assert (GraphShape in kinds) == with_prompts
 
 
 def test_all_ranks_run_a_decode_step_at_one_size(acted, monkeypatch):  # noqa: F811

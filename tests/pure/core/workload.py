@@ -47,6 +47,7 @@ from quire.core.types import (
     DataParallelTokens,
     MediaItem,
     Pooling,
+    RankRows,
     Request,
     StopConditions,
     Wants,
@@ -350,10 +351,13 @@ class Run:
         assert len(plan.dp_plans) == (0 if self.setup.ranks == 1 else self.setup.ranks)
         counts = tuple(sum(row.count for row in own.rows) for own in plan.dp_plans)
         decodes = all(row.count == 1 and row.wants is Wants.TOKEN for row in plan.rows)
+        ones = [sum(row.count == 1 for row in own.rows) for own in plan.dp_plans]
+        rows = [RankRows(n, len(own.rows) - n) for n, own in zip(ones, plan.dp_plans)]
+        found = DataParallelTokens(counts, decodes, () if plan.num_drafts else tuple(rows))
         for rank, own in enumerate(plan.dp_plans):
             seqs = [*own.joins, *own.changed_tables, *(row.seq for row in own.rows)]
             assert all(seq.dp_rank == rank for seq in seqs)
-            assert (DataParallelTokens(counts, decodes) in own.parts) == bool(plan.rows)
+            assert (found in own.parts) == bool(plan.rows)
 
     def _record(self, updates):
         for u in updates:
