@@ -5,6 +5,7 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from quire.config.engine_config import ParallelSection
 from quire.core.step_results import combine_results
 from quire.distributed.collectives import ProcessGroupCollectives
 from quire.distributed.mesh import mesh_of
-from quire.engine.startup import executor_setup
+from quire.engine.startup import executor_setup, warmup
 from quire.engine.startup.executor_setup import build_runner, table_shape
 from quire.executors.inline import Executor
 from quire.layers import Experts
@@ -333,3 +334,22 @@ def test_rows_that_no_graph_takes_join_those_of_the_others(acted, replayed):  # 
         alone = tiny.engine_of(config_of("qwen3_moe"), budget=4000, eager=True)
         want |= tiny.run(alone, [one])[0]
     assert got == want
+
+
+def test_the_largest_step_is_measured_on_every_rank_at_once(acted, monkeypatch):  # noqa: F811
+    engine, counts = engine_of("qwen3_moe", budget=40, seqs=4, max_len=30, prefix=False), []
+    submit = engine.executor.submit
+    monkeypatch.setattr(
+        engine.executor,
+        "submit",
+        lambda plan: (
+            counts.append([sum(row.count for row in own.rows) for own in plan.dp_plans]),
+            submit(plan),
+        )[1],
+    )
+    sizes = SimpleNamespace(max_num_seqs=4, max_num_batched_tokens=40, max_model_len=30)
+    config = SimpleNamespace(
+        scheduler=sizes, encoder=None, generates=True, parallel=SimpleNamespace(data=RANKS)
+    )
+    warmup._run_worst_step((engine._scheduler, engine.executor), config)
+    assert counts[0] == [40, 40]
