@@ -42,11 +42,6 @@ def resolve_data_parallel_ranks(options: Options, device: DeviceFacts) -> int:
     if not section.enable_expert_parallel or section.data_parallel_size == 1:
         return 1
     both = f"data_parallel_size={section.data_parallel_size} with enable_expert_parallel"
-    if device.kind != "cpu":
-        raise ConfigError(
-            f"{both} runs on processes of a CPU only so far; on GPUs leave enable_expert_parallel "
-            "out, for engines that have all experts each"
-        )
     if section.distributed_executor_backend == "external_launcher":
         raise ConfigError(
             f"{both} and distributed_executor_backend='external_launcher': one scheduler plans "

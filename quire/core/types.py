@@ -404,6 +404,15 @@ class DataParallelTokens(NamedTuple):
     """
 
     counts: tuple[int, ...]
+    decodes: bool = False  # every row of every rank computes one token, and yields one
+    rows: tuple[RankRows, ...] = ()  # of each rank; (): some have drafts
+
+
+class RankRows(NamedTuple):
+    """Rows of a data-parallel rank in a step."""
+
+    ones: int  # that compute one token
+    others: int
 
 
 class StateSave(NamedTuple):

@@ -161,11 +161,12 @@ class ProcessGroupCollectives:
         _count(self._counter, 6)
         return ops.all_to_all(pieces, sizes, self._group)
 
-    def share_experts(self, replicas: ops.Group, ranks: ops.Group) -> None:
+    def share_experts(
+        self, replicas: ops.Group, ranks: ops.Group, peers: PeerMemory | None = None
+    ) -> None:
         """Set the exchange: see DataParallelExchange. It must not refer to this object."""
-        self.dp_exchange = DataParallelExchange(
-            replicas, ranks, partial(_count_named, self._counter)
-        )
+        count = partial(_count_named, self._counter)
+        self.dp_exchange = DataParallelExchange(replicas, ranks, count, peers)
 
     def share_tokens(self, group: ops.Group, mesh: Mesh) -> None:
         """Set the transport of tokens over a group of the first and the last stage."""
@@ -183,11 +184,13 @@ class ProcessGroupCollectives:
         Kernels over shared memory read a word of the host. NCCL ends its own when it is called in
         another thread, and may not return itself. Returns: those threads.
         """
-        if self._peers is not None:
-            self._peers.abort.fill_(1)
-        groups = [self._group, self._stages]
+        shared, groups = [self._peers], [self._group, self._stages]
         if self.dp_exchange is not None:
             groups += self.dp_exchange.groups
+            shared.append(self.dp_exchange.peers)
+        for peers in shared:
+            if peers is not None:
+                peers.abort.fill_(1)
         if self.context_exchange is not None:
             groups.append(self.context_exchange.group)
         threads = [
@@ -256,8 +259,11 @@ def connect(
             comm.share_tokens(join(f"tokens{first}", int(mesh.pp_rank > 0), 2)[0], mesh)
     if mesh.dp > 1:
         replicas, _ = join(f"dp{mesh.rank % (mesh.tp * mesh.pp)}", mesh.dp_rank, mesh.dp)
-        ranks, _ = join(f"ep{mesh.pp_rank}", mesh.ep_rank, mesh.ep)
-        comm.share_experts(replicas, ranks)
+        ranks, store = join(f"ep{mesh.pp_rank}", mesh.ep_rank, mesh.ep)
+        shared = None
+        if device.type == "cuda" and peer_sums and mesh.tp == 1:  # then both groups are the same
+            shared = connect_peers(Mesh(tp=mesh.ep, rank=mesh.ep_rank), store, device)
+        comm.share_experts(replicas, ranks, shared)
     if mesh.dcp > 1:
         shares, _ = join(f"dcp{mesh.rank - mesh.dcp_rank}", mesh.dcp_rank, mesh.dcp)
         comm.share_context(shares, mesh)
@@ -298,6 +304,8 @@ def check_sum(mesh: Mesh, comm: Collectives, device: torch.device) -> None:
     to stage; exchange some among ranks that share contexts. Raises EngineError."""
     if isinstance(comm, ProcessGroupCollectives) and comm.context_exchange is not None:
         _check_exchange(mesh, comm.context_exchange, device)
+    if isinstance(comm, ProcessGroupCollectives) and comm.dp_exchange is not None:
+        _check_rows(mesh, comm.dp_exchange, device)
     own = torch.full((1 << 18,), float(1 + mesh.tp_rank), device=device)
     want = mesh.tp * (mesh.tp + 1) / 2
     found = comm.all_reduce(own)
@@ -320,6 +328,17 @@ def _check_exchange(mesh: Mesh, exchange: ContextExchange, device: torch.device)
     found = exchange.scatter_parts(places).flatten().tolist()
     if found != [mesh.dcp_rank] * mesh.dcp:
         raise EngineError(f"an exchange of known numbers is wrong at rank {mesh.rank}: {found}")
+
+
+def _check_rows(mesh: Mesh, exchange: DataParallelExchange, device: torch.device) -> None:
+    """Gather a row of each data-parallel rank, and sum up what all ranks add to it."""
+    own = torch.full((1, 4), float(mesh.dp_rank), device=device)
+    exchange.begin_step([1] * mesh.dp)
+    x, _, _ = exchange.gather(own, own.int(), own)
+    found = [*x[:, 0].tolist(), *exchange.combine(x)[0].tolist()]
+    exchange.begin_step(())
+    if found != [*range(mesh.dp), *[mesh.ep * mesh.dp_rank] * 4]:
+        raise EngineError(f"an exchange of known rows is wrong at rank {mesh.rank}: {found}")
 
 
 def join_gloo_group(mesh: Mesh, store: Store) -> ops.Group:

@@ -1,67 +1,102 @@
 """Data-parallel exchange: rows of data-parallel ranks go to the experts of all ranks, and back.
 
 Each rank gathers the rows of all, computes what its own experts add, and gets the sum for its own
-rows. How many tokens each rank has is part of the step's plan, so nothing is agreed on here.
+rows. How many each rank has is part of the step's plan, so nothing is agreed on here. In a step
+whose rows all decode, GPUs exchange as many of each rank; padding chooses no expert.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
-import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.collectives import Group, all_to_all
+from quire.kernels.formats.peer_memory import PeerMemory
 from quire.kernels.framework import lazy_fusion
-from quire.kernels.row_exchange import gather_rows, sum_rows
+from quire.kernels.row_exchange import gather_equal_rows, gather_parts, sum_equal_rows, sum_rows
 
 
 class DataParallelExchange:
     """An ExpertExchange. `done` layers of the step are over; is_open: between the calls of one."""
 
-    def __init__(self, replicas: Group, ranks: Group, count: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        replicas: Group,
+        ranks: Group,
+        count: Callable[[str], None],
+        peers: PeerMemory | None = None,
+    ) -> None:
         """replicas: the ranks of this tp rank in each data-parallel rank. ranks: all that share the
-        experts, in rank order. count: of collectives, by name."""
+        experts, in rank order. count: of collectives, by name. peers: memory that the GPUs of these
+        ranks share; None: none."""
         self._replicas, self._ranks, self._count = replicas, ranks, count
         self.groups = [replicas, ranks]
+        self.peers = peers
         self.counts: Sequence[int] = ()
         self.done = 0
         self.is_open = False
+        self._is_equal = False
+        self._slots: Tensor | None = None
+        self._own = 0  # rows of this rank, between the calls of a layer
 
-    def begin_step(self, counts: Sequence[int]) -> None:
-        """counts: tokens of each data-parallel rank, some at least."""
-        self.counts, self.done, self.is_open = counts, 0, False
+    def begin_step(self, counts: Sequence[int], *, equal: bool = False) -> None:
+        """counts: rows that each data-parallel rank exchanges, some at least. (): outside of steps,
+        where only this rank has any. equal: they are the same, and a rank may have fewer."""
+        self.counts, self.done, self.is_open, self._is_equal = counts, 0, False, equal
+
+    @contextmanager
+    def equal_rows(self, slots: Tensor) -> Iterator[None]:
+        """Within, every rank exchanges as many rows as there are slots: int32 [T]. A negative one
+        is of a row of padding, for which no expert computes anything."""
+        before = self.counts, self._is_equal
+        self.counts, self._is_equal = (len(slots),) * self._replicas.size(), True
+        self._slots = slots
+        try:
+            yield
+        finally:
+            (self.counts, self._is_equal), self._slots = before, None
 
     @property
     def tokens(self) -> int:
-        """Tokens of this rank in the step."""
+        """Rows of this rank in the step."""
         return self.counts[self._replicas.rank()]
 
     def gather(self, x: Tensor, ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """One collective: the three are sent as bytes."""
+        """One collective."""
         self._count("gather_rows")
-        self.is_open = True
-        lazy_fusion.flush()  # no op reads the three
-        sent = [_as_bytes(one) for one in (x, ids, weights)]
-        rows = gather_rows(torch.cat(sent, 1), self.counts, self._replicas)
-        found = rows.split([one.shape[1] for one in sent], 1)
-        x, ids, weights = (
-            part.contiguous().view(one.dtype)
-            for part, one in zip(found, (x, ids, weights), strict=True)
-        )
-        return x, ids, weights
+        self.is_open, self._own = True, len(x)
+        if not self._is_equal:
+            lazy_fusion.flush()  # no op reads the three
+            counts = self._counts_of(len(x))
+            x, ids, weights = gather_parts((x, ids, weights), counts, self._replicas)
+            return x, ids, weights
+        short = self.tokens - len(x)
+        if short:
+            lazy_fusion.flush()
+            x, weights = (F.pad(one, (0, 0, 0, short)) for one in (x, weights))
+            ids = F.pad(ids, (0, 0, 0, short), value=-1)
+        rows = gather_equal_rows(x, ids, weights, self._slots, self._replicas, self.peers)
+        lazy_fusion.flush()  # others wait for it: a step that raises would discard it
+        return rows
 
     def combine(self, partial: Tensor) -> Tensor:
         self._count("sum_rows")
-        total = sum_rows(partial, self.counts, self._ranks)
+        if self._is_equal:
+            total = sum_equal_rows(partial, len(self.counts), self._ranks, self.peers)
+            lazy_fusion.flush()
+        else:
+            total = sum_rows(partial, self._counts_of(self._own), self._ranks)
         self.done, self.is_open = self.done + 1, False
-        return total
+        return total if len(total) == self._own else total[: self._own]
 
     def send_all(self, pieces: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
         self._count("all_to_all")
         return all_to_all(pieces, sizes, self._ranks)
 
-
-def _as_bytes(x: Tensor) -> Tensor:
-    """x [T, n] as bytes [T, m]."""
-    return x.contiguous().view(torch.uint8)
+    def _counts_of(self, own: int) -> Sequence[int]:
+        if self.counts:
+            return self.counts
+        return [own * (rank == self._replicas.rank()) for rank in range(self._replicas.size())]

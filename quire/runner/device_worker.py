@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from quire.core.types import BlockCopy, StepResult, TokenLogprobs
+from quire.core.types import BlockCopy, DataParallelTokens, StepResult, TokenLogprobs
 from quire.runner.parts.base import StepPart
 from quire.runner.slots import BlockTableUpdate
 from quire.runner.step_batch import StepBatch
@@ -28,6 +28,13 @@ class StepHandle(Protocol):
     def wait(self) -> StepResult:
         """Block until it is done; may be called again after an interruption."""
         ...
+
+
+class StepShape(Protocol):
+    """The sizes of a step with padding."""
+
+    @property
+    def tokens(self) -> int: ...
 
 
 class DeviceWorker(Protocol):
@@ -67,12 +74,26 @@ class DeviceWorker(Protocol):
         """Copy blocks of the device; none is both read and written."""
         ...
 
-    def compute(self, batch: StepBatch, parts: Collection[StepPart]) -> StepHandle:
-        """Start the forward pass and the sampling."""
+    def compute(
+        self, batch: StepBatch, parts: Collection[StepPart], padded: StepShape | None = None
+    ) -> StepHandle:
+        """Start the forward pass and the sampling.
+
+        padded: of padded_shape(), for the step. The batch may have no rows then.
+        """
+        ...
+
+    def padded_shape(self, shared: DataParallelTokens) -> StepShape | None:
+        """Return the shape at which every data-parallel rank runs a step, with padding. It depends
+        on nothing else. None: each runs its own rows."""
         ...
 
     def release_kv_memory(self) -> None:
         """Return the KV memory to the system; every block's content is lost."""
+        ...
+
+    def restore_kv_memory(self) -> None:
+        """Before a step that computes: allocate the KV memory again, if it was released."""
         ...
 
 

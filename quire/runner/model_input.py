@@ -22,6 +22,8 @@ from quire.runner.step_batch import StepBatch, build_step_batch
 from quire.sampling.slot_join import SlotJoin
 from quire.sampling.steps.grammar_masks import PlainMasks
 
+_ALONE = DataParallelTokens(())
+
 
 class ModelInput(msgspec.Struct, frozen=True, array_like=True):
     """One step. A worker applies the fields in this order."""
@@ -35,7 +37,7 @@ class ModelInput(msgspec.Struct, frozen=True, array_like=True):
     batch: StepBatch | None  # None: the step computes nothing
     parts: dict[str, Any]  # of features: name in quire.runner.parts -> its StepPart
     masks: PlainMasks | None = None  # of constrained rows, where another stage has the grammars
-    dp_tokens: tuple[int, ...] = ()  # of each data-parallel rank; (): there is one, or none has any
+    shared: DataParallelTokens = _ALONE  # no counts: one rank, or none has any
 
     @property
     def is_empty(self) -> bool:
@@ -81,9 +83,7 @@ class ModelInputBuilder:
                 block_copies=plan.copies,
                 batch=batch,
                 parts={} if batch is None else self._prepare_parts(plan, batch),
-                dp_tokens=next(
-                    (one.counts for one in plan.parts if isinstance(one, DataParallelTokens)), ()
-                ),
+                shared=next((x for x in plan.parts if isinstance(x, DataParallelTokens)), _ALONE),
             )
 
     def _prepare_parts(self, plan: StepPlan, batch: StepBatch) -> dict[str, StepPart]:

@@ -40,9 +40,9 @@ class ModelRunner:
         tokens: StageTokens | None = None,
     ) -> None:
         """link: to other pipeline stages; None: there are none. experts: of the rows of other
-        data-parallel ranks; None: there are none. tokens: from the last stage to the first; None:
-        they go through the host, or there is one stage."""
-        self._experts = experts or ExpertSteps()
+        data-parallel ranks, with which the worker was made; None: there are none. tokens: from the
+        last stage to the first; None: they go through the host, or there is one stage."""
+        self.experts = experts or ExpertSteps()
         self.tokens = tokens or StageTokens()
         self.model = model
         self.worker = worker
@@ -62,9 +62,10 @@ class ModelRunner:
             if step.block_table_updates:
                 self.worker.write_tables(step.block_table_updates)
             self._move_blocks(step)
-            if step.batch is None:
+            padded = self.worker.padded_shape(step.shared)
+            if step.batch is None and padded is None:
                 return CompletedStep(StepResult(()))
-            return self.worker.compute(step.batch, step.parts.values())
+            return self.worker.compute(step.batch or EMPTY_BATCH, step.parts.values(), padded)
 
     @torch.inference_mode()
     def skip(self, step: ModelInput) -> None:
@@ -79,13 +80,18 @@ class ModelRunner:
         batch, unknown = step.batch or EMPTY_BATCH, ()
         if self.tokens.receives:
             unknown = batch.token_slots[batch.token_ids == UNKNOWN].tolist()
-        with (
-            self.worker.execution_context(),
-            self.tokens.step(unknown, batch.sampled_slots),
-            self.link.step(len(batch.token_ids)),
-            self._experts.step(step.dp_tokens),
-        ):
-            yield
+        tokens = len(batch.token_ids)
+        with self.worker.execution_context():
+            if tokens or step.shared.counts:
+                self.worker.restore_kv_memory()
+            padded = self.worker.padded_shape(step.shared)
+            rows = 0 if padded is None else padded.tokens
+            with (
+                self.tokens.step(unknown, batch.sampled_slots),
+                self.link.step(tokens),
+                self.experts.step(step.shared.counts, rows),
+            ):
+                yield
 
     def recover(self) -> None:
         """Drop the partial results of a failed step. Nothing may be in flight.

@@ -19,7 +19,7 @@ from quire import env
 from quire.config.facts import DeviceFacts
 from quire.config.options import Options
 from quire.config.resolve import resolve
-from quire.core.types import Pooling
+from quire.core.types import DataParallelTokens, Pooling, RankRows
 from quire.engine.startup import kernel_enumeration as enumeration
 from quire.engine.startup.kernel_builder import build_task
 from quire.engine.startup.model_setup import describe_model
@@ -105,6 +105,17 @@ def run_some(runner, config, rounds, every):
     draw = random.Random(1)
 
     def run(batch):
+        if config.parallel.data > 1:  # beside rows of another rank, or as a graph of equal sizes
+            others = draw.randint(0, config.scheduler.max_num_batched_tokens)
+            with runner.experts.step((len(batch.token_ids), others)):
+                runner.worker.compute(batch, ())
+            count = len(batch.rows)
+            shared = DataParallelTokens((count, 0), True, (RankRows(count, 0), RankRows(0, 0)))
+            shape = runner.worker.padded_shape(shared) if batch.decode_only else None
+            if shape is not None:
+                with runner.experts.step((count, 0), shape.tokens):
+                    runner.worker.compute(batch, (), shape)
+            return
         runner.worker.compute(batch, ())
         if config.adapters is not None:
             load = draw.choice([*enumeration.adapter_loads(runner.model)])

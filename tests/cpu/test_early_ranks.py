@@ -57,6 +57,7 @@ def test_a_process_that_gets_no_orders_ends_with_its_socket():
         ({"tensor_parallel_size": 2, "distributed_executor_backend": "ray"}, 0),
         ({"tensor_parallel_size": 2, "nnodes": 2}, 0),
         ({"tensor_parallel_size": 2, "data_parallel_size": 2}, 0),
+        ({"data_parallel_size": 4, "enable_expert_parallel": True}, 3),
     ],
 )
 def test_the_number_of_early_processes(options, count):

@@ -109,6 +109,14 @@ CASES = {
         SHAPES["qwen3-30b-a3b"],
         {"tensor_parallel_size": 4, "enable_expert_parallel": True, "enable_eplb": True},
     ),
+    "two data-parallel ranks that share experts": (
+        tiny("qwen3_moe"),
+        {"data_parallel_size": 2, "enable_expert_parallel": True, "max_model_len": 128},
+    ),
+    "two large data-parallel ranks": (
+        SHAPES["deepseek-v2-lite"],
+        {"data_parallel_size": 2, "enable_expert_parallel": True},
+    ),
     "three stages": (SHAPES["qwen3-0.6b"], {"pipeline_parallel_size": 3}),
     "two stages of two ranks": (
         SHAPES["qwen3-30b-a3b"],

@@ -1,6 +1,7 @@
 """Rows of data-parallel ranks, gathered for the ranks with their experts, and sums that come back."""
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from datetime import timedelta
 
 import pytest
@@ -57,6 +58,36 @@ def test_rows_come_in_rank_order_and_each_sum_to_its_rank(dp, tp, counts, dtype)
         for found, want in zip(rows, (xs, ids, weights), strict=True):
             assert torch.equal(found, torch.cat(want))
         assert torch.equal(own, sums[rank // tp])
+
+
+@pytest.mark.parametrize(("dp", "tp"), [(2, 1), (2, 2)])
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_equal_rows_have_padding_that_chooses_no_expert(dp, tp, in_graph):
+    """Rows that a rank lacks; in a graph those without a slot."""
+    torch.manual_seed(0)
+    size, held = 3, (2, 0)
+    own = [size if in_graph else count for count in held]
+    xs = [torch.randn(n, 6) for n in own]
+    ids = [torch.randint(0, 9, (n, 3), dtype=torch.int32) for n in own]
+    partials = [torch.randn(dp * size, 6) for _ in range(dp * tp)]
+
+    def main(exchange, d, rank, group):
+        exchange.begin_step([size] * dp, equal=True)
+        slots = torch.tensor([4 if i < held[d] else -1 for i in range(size)], dtype=torch.int32)
+        with exchange.equal_rows(slots) if in_graph else nullcontext():
+            rows = exchange.gather(xs[d], ids[d], torch.ones(own[d], 3))
+            return *rows, exchange.combine(partials[rank])
+
+    total = sum(partials[1:], partials[0]).split(size)
+    for rank, (x, chosen, weights, mine) in enumerate(ranks_of(dp, tp, main)):
+        assert len(x) == len(chosen) == len(weights) == dp * size
+        for d, count in enumerate(held):
+            at = slice(d * size, d * size + count)
+            assert torch.equal(x[at], xs[d][:count])
+            assert torch.equal(chosen[at], ids[d][:count])
+            assert (chosen[at.stop : (d + 1) * size] == -1).all()
+        d = rank // tp
+        torch.testing.assert_close(mine, total[d][: own[d]])
 
 
 def test_a_sum_does_not_depend_on_the_rows_beside_it():

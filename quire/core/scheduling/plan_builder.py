@@ -18,6 +18,7 @@ from quire.core.types import (
     UNKNOWN,
     BlockCopy,
     DataParallelTokens,
+    RankRows,
     Row,
     Sequence,
     SequenceState,
@@ -184,7 +185,13 @@ def divide_plan(
     parts = plan.parts
     if plan.rows:
         counts = tuple([sum([row.count for row in rows]) for rows in rows_of])
-        parts = (*parts, DataParallelTokens(counts))
+        decodes = all(row.count == 1 and row.wants is Wants.TOKEN for row in plan.rows)
+        ones = [sum([row.count == 1 for row in rows]) for rows in rows_of]
+        of_ranks = [RankRows(one, len(rows) - one) for one, rows in zip(ones, rows_of, strict=True)]
+        parts = (
+            *parts,
+            DataParallelTokens(counts, decodes, () if plan.num_drafts else tuple(of_ranks)),
+        )
     plans = tuple(
         StepPlan(
             plan.step,

@@ -35,6 +35,7 @@ def _gpu_facts(options: Options, threads: int) -> DeviceFacts:
     """
     first, section = cuda.device_properties(), options.parallel
     ranks = section.tensor_parallel_size * section.pipeline_parallel_size
+    ranks *= section.data_parallel_size // section.num_engines
     used = range(min(ranks, first.device_count))
     for index in used:
         other = cuda.device_properties(index)

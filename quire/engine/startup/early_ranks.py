@@ -63,10 +63,11 @@ _early: list[EarlyRank] = []
 def count_early_ranks(options: ParallelOptions) -> int:
     """Return the processes beside this one that ranks on this host will need, as far as it is
     plain: none with a launcher, several nodes or several engines."""
-    plain = options.distributed_executor_backend in (None, "mp") and options.data_parallel_size == 1
+    plain = options.distributed_executor_backend in (None, "mp") and options.num_engines == 1
     if not plain or options.nnodes > 1:
         return 0
-    return options.tensor_parallel_size * options.pipeline_parallel_size - 1
+    each = options.tensor_parallel_size * options.pipeline_parallel_size
+    return each * options.data_parallel_size - 1
 
 
 def start_early_ranks(count: int) -> None:

@@ -347,6 +347,12 @@ def build_runner(
         further["link"] = link
     if drafter is not None:
         further["drafter"] = build_drafter(drafter, config, backend, device)
+    experts = None
+    if isinstance(comm, ProcessGroupCollectives) and comm.dp_exchange is not None:
+        like = torch.empty(0, dtype=DTYPES[config.model.dtype], device=device)
+        experts = ExpertSteps(model, comm.dp_exchange, like)
+        if config.device.kind == "cuda":
+            further["experts"] = experts
     worker = _worker_class(config.device.kind)(
         model,
         backend,
@@ -362,10 +368,6 @@ def build_runner(
         max_drafts=config.speculation.max_drafts,
         **further,
     )
-    experts = None
-    if isinstance(comm, ProcessGroupCollectives) and comm.dp_exchange is not None:
-        like = torch.empty(0, dtype=DTYPES[config.model.dtype], device=device)
-        experts = ExpertSteps(model, comm.dp_exchange, like)
     tokens = None
     if isinstance(comm, ProcessGroupCollectives) and comm.tokens and link is not None:
         tokens = StageTokens(link.mesh, comm.tokens, worker.last_tokens)
@@ -387,9 +389,9 @@ def _worker_class(kind: str) -> Callable[..., DeviceWorker]:
 
 
 def _has_no_tapes(config: EngineConfig) -> bool:
-    """Whether steps on a CPU exchange what a tape cannot repeat."""
-    on_cpu = config.device.kind == "cpu"
-    return config.parallel.data > 1 or (on_cpu and config.parallel.context > 1)
+    """Whether steps exchange what a tape cannot repeat, or a graph: sizes of each step's own."""
+    on_cpu, section = config.device.kind == "cpu", config.parallel
+    return (on_cpu and section.context > 1) or (section.data > 1 and (on_cpu or section.stages > 1))
 
 
 def _build_backend(config: EngineConfig, tensors: list[torch.Tensor]) -> Backend:

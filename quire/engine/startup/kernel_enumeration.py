@@ -110,10 +110,15 @@ def enumerate_kernels(
 
 
 def _unlike_ranks(section: ParallelSection) -> list[int]:
-    """Return the first and last tensor-parallel rank of each stage: others have the shares of one
-    of them."""
-    ends = {0, section.tensor - 1}
-    return sorted(stage * section.tensor + end for stage in range(section.stages) for end in ends)
+    """Return the first and last tensor-parallel rank of each stage, of the first and last
+    data-parallel rank: others have the shares of one of them."""
+    ends, stages = {0, section.tensor - 1}, section.stages
+    return sorted(
+        (data * stages + stage) * section.tensor + end
+        for data in {0, section.data - 1}
+        for stage in range(stages)
+        for end in ends
+    )
 
 
 def meta_runner(
@@ -135,16 +140,22 @@ def _meta_collectives(mesh: Mesh, *, peers: bool) -> ProcessGroupCollectives:
     group = memory = None
     if mesh.tp > 1:
         group = MetaGroup(mesh.tp)
-        areas = torch.empty(mesh.tp, dtype=torch.int64, device=META)
-        abort = torch.zeros(1, dtype=torch.int32)
-        memory = PeerMemory(areas, abort, mesh.tp_rank, mesh.tp, PROGRAMS) if peers else None
+        memory = _meta_memory(mesh.tp_rank, mesh.tp) if peers else None
     comm = ProcessGroupCollectives(group, memory, stages=MetaGroup(mesh.pp))
     if mesh.pp > 1 and mesh.pp_rank in (0, mesh.pp - 1) and peers:
         area = torch.empty(1, dtype=torch.int64, device=META)
         comm.tokens = PeerTokens(area, torch.zeros(1, dtype=torch.int32))
     if mesh.dcp > 1:
         comm.share_context(MetaGroup(mesh.dcp), mesh)
+    if mesh.dp > 1:
+        shared = _meta_memory(mesh.dp_rank, mesh.dp) if peers and mesh.tp == 1 else None
+        comm.share_experts(MetaGroup(mesh.dp), MetaGroup(mesh.ep), shared)
     return comm
+
+
+def _meta_memory(rank: int, ranks: int) -> PeerMemory:
+    areas = torch.empty(ranks, dtype=torch.int64, device=META)
+    return PeerMemory(areas, torch.zeros(1, dtype=torch.int32), rank, ranks, PROGRAMS)
 
 
 def run_steps(runner: Any, config: EngineConfig) -> None:
@@ -180,6 +191,12 @@ def run_steps(runner: Any, config: EngineConfig) -> None:
             worker.compute(batch, ())
             if find_shared_prefixes(model) is not None and batch.decode_only:
                 worker.compute(batch, [SharedPrefixesPart(())])
+        ranks = config.parallel.data
+        for count in sizes(ranks * scheduler.max_num_batched_tokens) if ranks > 1 else ():
+            with runner.experts.step((0, count, *[0] * (ranks - 2))):
+                pass  # a step without rows computes the experts for the others
+        with runner.experts.step([1] * ranks, padded=1):
+            pass  # as one that raised, of equal sizes
         if worker.proposals is not None:
             _run_drafter(worker, config)
         for load in () if config.adapters is None else adapter_loads(model):

@@ -119,19 +119,20 @@ def run_dummy_requests(
     counts: Sequence[int],
     params: SamplingParams,
     tokens: int = 1,
-    first: SamplingParams | None = None,
+    longest: SamplingParams | None = None,
     sources: Sequence[int] = (),
     speech: SpeechFacts | None = None,
 ) -> None:
     """Run dummy requests to their end: `tokens` outputs each. Nothing else may be running.
 
-    first: the params of the first of them, if they differ. sources: positions that an encoder reads
-    of each. speech: of EncoderSection.
+    longest: the params of the longest of them, if they differ. sources: positions that an encoder
+    reads of each. speech: of EncoderSection.
     """
+    at = counts.index(max(counts))
     for i, count in enumerate(counts):
         prompt = tuple((i + k) % DUMMY_VOCAB for k in range(count))
         stop = StopConditions(max_tokens=tokens)
-        own_params = first if i == 0 and first is not None else params
+        own_params = longest if i == at and longest is not None else params
         request = Request(f"start-{i}", prompt, stop, own_params, read_prefix_cache=False)
         if sources:  # the salt makes each a source of its own
             source = (0,) * sources[i]
@@ -191,11 +192,14 @@ def _run_worst_step(half: SchedulerAndExecutor, config: EngineConfig) -> None:
         for task in config.pooling.tasks:
             run_dummy_pooling(half, worst_step_lengths(config), task)
         return
+    counts, ranks = worst_step_lengths(config), config.parallel.data
+    if ranks > 1:  # each has such a step; short ones first, as tokens are left for those that wait
+        counts = [count for count in reversed(counts) for _ in range(ranks)]
     run_dummy_requests(
         half,
-        worst_step_lengths(config),
+        counts,
         ALL_FEATURES,
-        first=WITH_PROMPT_LOGPROBS,
+        longest=WITH_PROMPT_LOGPROBS,
         sources=worst_source_lengths(config),
         speech=None if config.encoder is None else config.encoder.speech,
     )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quire.attention.base import AttentionMetadata, Backend, CrossMetadata
-from quire.core.types import NO_BLOCK, UNKNOWN, BlockCopy, StepResult
+from quire.core.types import NO_BLOCK, UNKNOWN, BlockCopy, DataParallelTokens, StepResult
 from quire.distributed.stage_link import StageLink
 from quire.kernels.copy_blocks import copy_blocks
 from quire.kernels.native import library
@@ -22,7 +22,7 @@ from quire.models.base import HiddenTaps, LanguageModel, StepInputs
 from quire.platform import cpu
 from quire.pooling.pooler import Pooler
 from quire.runner.cpu.tape_cache import DecodeForward, TapeCache, tape_rows
-from quire.runner.device_worker import CompletedStep, build_step_result
+from quire.runner.device_worker import CompletedStep, StepShape, build_step_result
 from quire.runner.drafters.base import ModelDrafter, TargetStates
 from quire.runner.kv_tensors import release_pages
 from quire.runner.parts.base import ForwardOutput, StepPart, keep_graphs, split_variant
@@ -115,7 +115,15 @@ class CpuWorker:
     def copy(self, pairs: Sequence[BlockCopy]) -> None:
         copy_blocks(self._cache, self._cache, pairs)
 
-    def compute(self, batch: StepBatch, parts: Collection[StepPart]) -> CompletedStep:
+    def restore_kv_memory(self) -> None:
+        """Do nothing: the system gives pages back when they are written."""
+
+    def padded_shape(self, shared: DataParallelTokens) -> None:
+        return None
+
+    def compute(
+        self, batch: StepBatch, parts: Collection[StepPart], padded: StepShape | None = None
+    ) -> CompletedStep:
         return CompletedStep(self._compute(batch, parts))
 
     def _compute(self, inputs: StepBatch, parts: Collection[StepPart]) -> StepResult:

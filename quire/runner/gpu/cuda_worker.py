@@ -22,7 +22,7 @@ from torch import Tensor
 
 from quire.attention.base import AttentionMetadata, Backend
 from quire.config.memory.draft_rows import draft_rows
-from quire.core.types import BlockCopy
+from quire.core.types import BlockCopy, DataParallelTokens
 from quire.distributed.stage_link import StageLink
 from quire.errors import EngineDead
 from quire.kernels.framework import late_work, lazy_fusion
@@ -30,6 +30,7 @@ from quire.kernels.gpu.runtime import step_io as kernels
 from quire.models.base import LanguageModel, StepInputs
 from quire.pooling.pooler import Pooler
 from quire.runner.drafters.base import ModelDrafter
+from quire.runner.expert_steps import ExpertSteps
 from quire.runner.gpu.cuda_graphs import (
     CudaGraphCache,
     DecodeGraph,
@@ -48,6 +49,7 @@ from quire.runner.gpu.mixed_batch_graphs import (
     graph_shapes,
     pad_to_shape,
     select_graph_shape,
+    select_shared_shape,
     without_padding,
 )
 from quire.runner.gpu.mixed_inputs import MixedInputs, cross_metadata
@@ -56,6 +58,7 @@ from quire.runner.gpu.pinned_io import PinnedIO
 from quire.runner.gpu.result_buffers import ResultBuffers
 from quire.runner.gpu.stage_states import HandedOnStep, StageStates
 from quire.runner.gpu.staging_buffer import StagingBuffer, align_words
+from quire.runner.gpu.table_changes import write_table_changes
 from quire.runner.parts.base import (
     ForwardOutput,
     PendingPart,
@@ -72,7 +75,7 @@ from quire.runner.step_batch import EMPTY_BATCH, StepBatch
 from quire.sampling.logprobs import Mode
 from quire.sampling.sampler import Sampler
 from quire.sampling.sampler_output import HostSamplerOutput
-from quire.sampling.step_sampling import StepSampling, StepTokens, needs_passes
+from quire.sampling.step_sampling import StepTokens
 from quire.sampling.steps.grammar_masks import GrammarMasks
 
 NUM_STAGING_BUFFERS = 5
@@ -99,12 +102,14 @@ class CudaWorker:
         max_drafts: int = 0,
         link: StageLink | None = None,
         drafter: ModelDrafter | None = None,
+        experts: ExpertSteps | None = None,
     ) -> None:
         """max_tokens: of the largest step. eager: no graphs. generates: steps have sampled rows.
         max_drafts: of a row. link: to other stages; None: there are none. drafter: None: no model
-        drafts."""
+        drafts. experts: of other data-parallel ranks' rows; None: there are none. With these, only
+        steps whose rows decode on every rank are graphs."""
         device = sampler.device
-        link = link or StageLink()
+        link, self._experts = link or StageLink(), experts or ExpertSteps()
         depth = max(NUM_STAGING_BUFFERS, link.mesh.pp + 2)
         rows = slots.max_seqs
         drafts = draft_rows(rows, max_drafts, max_tokens) if generates else 0
@@ -143,7 +148,8 @@ class CudaWorker:
         self._hidden: Tensor | None = None  # [M, E] of a forward graph, sampled after it
         self._max_tokens = most
         self._eager = eager
-        self._sizes, self._draft_sizes = capture_sizes(rows), draft_sizes(drafts)
+        shares = self._experts.are_shared
+        self._sizes, self._draft_sizes = capture_sizes(rows), draft_sizes(0 if shares else drafts)
         self._generates, self._samples = generates, generates and link.is_last
         decodes, has_graphs = rows if generates else 0, backend.supports_prefill_graphs
         self._shapes = graph_shapes(max_tokens, decodes) if has_graphs else []
@@ -173,20 +179,14 @@ class CudaWorker:
 
     def reserve_memory(self, size: int, pieces: int, piece: int) -> None:
         """Allocate from the driver what steps will need, and leave it in torch's pool of this
-        stream.
-
-        size: of the largest step, in one piece. pieces of `piece` bytes: torch keeps small ones
-        apart.
-        """
+        stream. size: of the largest step, in one piece. pieces: small ones, kept apart there."""
         with self.execution_context():
             touch_memory(self.last_tokens.device, [size], [piece] * pieces)
 
     @torch.inference_mode()
     def warm_up_kernels(self) -> None:
-        """Load the library's kernels for the sizes of steps, before steps need them.
-
-        Also kernels of our own that no dummy step runs: masks of constrained rows.
-        """
+        """Load the library's kernels for the sizes of steps, before steps need them; and those of
+        our own that no dummy step runs: masks of constrained rows."""
         with self.execution_context():
             tokens = {shape.tokens for shape in self._shapes}
             sizes = sorted({*self._sizes, *self._draft_sizes})
@@ -214,10 +214,8 @@ class CudaWorker:
 
     @torch.inference_mode()
     def capture_graphs(self, reserved_bytes: int) -> None:
-        """Capture the graphs of all steps that have some; no later step captures.
-
-        reserved_bytes: of memory that the graphs share.
-        """
+        """Capture the graphs of all steps that have some; no later step captures. reserved_bytes:
+        of memory that the graphs share."""
         self._graph_bytes = reserved_bytes
         for variant in self._variants:
             variant.reset()
@@ -240,21 +238,7 @@ class CudaWorker:
         self._kv_memory.release()
 
     def write_tables(self, changes: Sequence[BlockTableUpdate]) -> None:
-        at: list[int] = []
-        blocks: list[int] = []
-        slots, width = self._tables.shape[1], self._width
-        for group, slot, start, added in changes:
-            first = (group * slots + slot) * width + start
-            at.extend(range(first, first + len(added)))
-            blocks.extend(added)
-        count = len(at)
-        stride = align_words(count)
-        words = self._table_staging.acquire(2 * stride)
-        words[:count] = at
-        words[stride : stride + count] = blocks
-        self._table_staging.send(stride + count)
-        sent = self._table_staging.on_device
-        kernels.write_tables(sent[:count], sent[stride : stride + count], self._tables)
+        write_table_changes(changes, self._tables, self._table_staging)
 
     def swap_out(self, pairs: Sequence[BlockCopy]) -> None:
         self._kv_memory.swap_out(pairs, self._table_staging)
@@ -265,11 +249,18 @@ class CudaWorker:
     def copy(self, pairs: Sequence[BlockCopy]) -> None:
         self._kv_memory.copy(pairs, self._table_staging)
 
-    def compute(self, batch: StepBatch, parts: Collection[StepPart]) -> PendingStep | HandedOnStep:
+    def restore_kv_memory(self) -> None:
         if self._kv_memory.is_released:
             self._kv_memory.restore()
             with late_work.uncounted():
                 self.capture_graphs(self._graph_bytes)
+
+    def padded_shape(self, shared: DataParallelTokens) -> GraphShape | None:
+        return None if self._eager else select_shared_shape(shared, self._sizes, self._shapes)
+
+    def compute(
+        self, batch: StepBatch, parts: Collection[StepPart], padded: GraphShape | None = None
+    ) -> PendingStep | HandedOnStep:
         try:
             set_state_batch(self._model, batch)
             variant, others = split_variant(self._model, parts)
@@ -278,12 +269,16 @@ class CudaWorker:
             self._stage.receive(len(batch.token_ids))
             sizes = self._draft_sizes if batch.uses_drafts else self._sizes
             fits = len(batch.rows) <= max(sizes, default=0) and not batch.has_axes
-            if batch.decode_only and fits and variant.decodes and keep_graphs(others):
-                step = self._decode(batch, variant)
+            decodes = batch.decode_only and not self._experts.are_shared
+            if padded is not None:
+                decodes = not padded.has_prompts
+            if decodes and fits and variant.decodes and keep_graphs(others):
+                step = self._decode(batch, variant, 0 if padded is None else padded.tokens)
                 for part in others:
                     part.after_forward(self._model)
                 return step
-            return self._mixed(batch, others, variant)
+            has_shape = padded is not None and padded.has_prompts
+            return self._mixed(batch, others, variant, padded if has_shape else None)
         except BaseException:
             self._pinned_io.out_of_sync = True
             lazy_fusion.discard()
@@ -335,10 +330,13 @@ class CudaWorker:
 
     # -- decode steps ---------------------------------------------------------------------------
 
-    def _decode(self, inputs: StepBatch, variant: StepVariant) -> PendingStep | HandedOnStep:
+    def _decode(
+        self, inputs: StepBatch, variant: StepVariant, padded: int
+    ) -> PendingStep | HandedOnStep:
+        """padded: rows at which the step runs; 0: as few as will do."""
         how, rows, drafts = self._begin_sampling(inputs), len(inputs.slots), inputs.uses_drafts
         sizes = self._draft_sizes if drafts else self._sizes
-        size = rows if self._eager else sizes[bisect_left(sizes, rows)]
+        size = padded or (rows if self._eager else sizes[bisect_left(sizes, rows)])
         graphs = decode_graphs(size, how.graph_kind, variant, drafts=drafts)
         if graphs[0] not in self._graphs:
             self._pinned_io.out_of_sync = True  # a trace skips the kernel that counts steps
@@ -348,7 +346,8 @@ class CudaWorker:
         with span("graph"):
             for graph in graphs:
                 self._graphs.run(graph)
-        if not self._stage.is_last:
+        self._experts.finish()
+        if not rows or not self._stage.is_last:
             assert self._hidden is not None
             handed = self._stage.hand_on(self._hidden[:rows])
             self._pinned_io.output_view(handed.done)
@@ -382,7 +381,8 @@ class CudaWorker:
         )
         longest = self._width * self._block_size
         bounds = StepBounds(graph.size, 1, longest, 0, graph.drafts, graph.drafts)
-        return self._forward(views, ids, kv_slots, bounds, (), variant)
+        with self._experts.equal_rows(views.row_slots):
+            return self._forward(views, ids, kv_slots, bounds, (), variant)
 
     def _sample_decode(self, hidden: Tensor, graph: DecodeGraph, variant: StepVariant) -> None:
         """Launch a decode step's logits, sampling and write-back."""
@@ -396,17 +396,22 @@ class CudaWorker:
         )
 
     def _mixed(
-        self, inputs: StepBatch, parts: Collection[StepPart], variant: StepVariant
+        self,
+        inputs: StepBatch,
+        parts: Collection[StepPart],
+        variant: StepVariant,
+        shape: GraphShape | None,
     ) -> PendingStep | HandedOnStep:
-        """parts: those without the variant."""
+        """parts: those without the variant. shape: of all data-parallel ranks, if there is one."""
         how = self._begin_sampling(inputs)
         sampled = padded_sample_rows(len(inputs.sampled_slots), self._max_rows)
         needs_more = not keep_graphs(parts, all_hidden=not self._samples)
         eager = self._eager or needs_more or variant not in self._variants
         has_place = variant.rotary_axes > 1 or not inputs.has_axes
-        shape = None
-        if has_place and not eager and inputs.draft_inputs is None:
+        if not self._experts.are_shared:
             shape = select_graph_shape(inputs, self._shapes)
+        if not has_place or eager or inputs.draft_inputs is not None:
+            shape = None
         pending_parts: list[PendingPart] = []
         if shape is not None:
             with span("upload"):
@@ -415,6 +420,7 @@ class CudaWorker:
             self._stage.place(inputs.num_decodes, shape.decodes)
             with span("graph"):
                 self._graphs.run(shape._replace(variant=variant.name))
+            self._experts.finish()
             hidden = self._hidden
         else:
             with span("upload"):
@@ -425,7 +431,7 @@ class CudaWorker:
         assert hidden is not None
         for part in parts:
             part.after_forward(self._model)
-        if not self._stage.is_last:
+        if not inputs.rows or not self._stage.is_last:
             if shape is not None:
                 hidden = without_padding(hidden, inputs, shape)
             return self._stage.hand_on(hidden)
@@ -445,7 +451,8 @@ class CudaWorker:
         views = self._mixed_inputs.views(shape.tokens, shape.rows, stored, variant.rotary_axes)
         longest = self._width * self._block_size
         bounds = StepBounds(shape.decodes, shape.tokens, longest, None, drafts=False)
-        hidden = self._gather_and_forward(views, bounds, (), variant)
+        with self._experts.equal_rows(views.token_slots):
+            hidden = self._gather_and_forward(views, bounds, (), variant)
         return hidden.index_select(0, views.sampled) if self._samples else hidden
 
     def _stored_rows(self, shape: GraphShape) -> int:
@@ -529,15 +536,8 @@ class CudaWorker:
 
     def _begin_sampling(self, inputs: StepBatch) -> SamplingWay:
         """Choose how to sample a step, before its forward pass."""
-        if not self._stage.is_last:
-            return SamplingWay()
-        slots, outputs, drafts = inputs.sampled_slots, inputs.num_outputs, inputs.next_drafts
-        kind = self._sampler.kind(slots)
-        if drafts and needs_passes(self._sampler, slots, drafts):
-            passes = StepSampling(self._sampler, slots, outputs, drafts, inputs.agrees)
-            return SamplingWay(passes=passes)
-        masks = self._sampler.prepare_masks(slots, outputs) if slots else None
-        return SamplingWay(kind, masks)
+        samples = self._stage.is_last and inputs.rows
+        return SamplingWay.choose(self._sampler, inputs) if samples else SamplingWay()
 
     def _sample(
         self,

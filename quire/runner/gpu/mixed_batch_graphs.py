@@ -8,6 +8,7 @@ dropped. The shapes are few, because each is captured before the first request.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from quire.config.memory.memory_plan import CAPTURED_TOKENS
+from quire.core.types import DataParallelTokens, RankRows
 from quire.runner.step_batch import Ints, StepBatch
 
 TOKEN_COUNTS = (64, 128, 256, 384, 512, 768, CAPTURED_TOKENS)
@@ -39,6 +41,11 @@ class GraphShape(NamedTuple):
     def rows(self) -> int:
         return self.decodes + PROMPT_ROWS
 
+    @property
+    def has_prompts(self) -> bool:
+        """Whether steps have rows of prompts; else they have a graph for decoding rows alone."""
+        return self.decodes < self.tokens
+
 
 def graph_shapes(max_tokens: int, max_rows: int) -> list[GraphShape]:
     """Return the shapes of steps of up to so many tokens and decoding rows, ascending.
@@ -52,12 +59,37 @@ def graph_shapes(max_tokens: int, max_rows: int) -> list[GraphShape]:
 
 def select_graph_shape(inputs: StepBatch, shapes: Sequence[GraphShape]) -> GraphShape | None:
     """Return the first, smallest shape that holds the step; None: none does with little padding."""
-    tokens, decodes = len(inputs.token_ids), inputs.num_decodes
-    if len(inputs.slots) - decodes >= PROMPT_ROWS:
+    decodes = inputs.num_decodes
+    rows = RankRows(decodes, len(inputs.slots) - decodes)
+    return _select_shape([len(inputs.token_ids)], [rows], shapes)
+
+
+def select_shared_shape(
+    shared: DataParallelTokens, sizes: Sequence[int], shapes: Sequence[GraphShape]
+) -> GraphShape | None:
+    """Return the smallest shape that holds the step of each data-parallel rank.
+
+    sizes: of steps whose rows all decode, ascending; such a shape has no rows of prompts.
+    """
+    if not shared.rows:
         return None
+    if shared.decodes:
+        size = sizes[bisect_left(sizes, max(shared.counts))]
+        return GraphShape(size, size)
+    return _select_shape(shared.counts, shared.rows, shapes)
+
+
+def _select_shape(
+    counts: Sequence[int], rows: Sequence[RankRows], shapes: Sequence[GraphShape]
+) -> GraphShape | None:
+    """counts: of tokens of each rank."""
+    if any(one.others >= PROMPT_ROWS for one in rows):
+        return None
+    decodes = max(one.ones for one in rows)
+    most = max(count - one.ones for count, one in zip(counts, rows, strict=True))
     for shape in shapes:
-        places = shape.decodes - decodes
-        if places >= 0 and tokens + places <= shape.tokens <= tokens + MAX_PADDING:
+        fits = decodes <= shape.decodes and shape.decodes + most <= shape.tokens
+        if fits and shape.tokens <= max(counts) + MAX_PADDING:
             return shape
     return None
 

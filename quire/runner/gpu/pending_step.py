@@ -14,9 +14,9 @@ from quire.core.types import StepResult
 from quire.runner.device_worker import build_step_result
 from quire.runner.parts.base import PendingPart
 from quire.runner.step_batch import Ints, StepBatch
-from quire.sampling.sampler import ChooserKind
+from quire.sampling.sampler import ChooserKind, Sampler
 from quire.sampling.sampler_output import HostSamplerOutput, find_row_errors
-from quire.sampling.step_sampling import StepSampling, StepTokens
+from quire.sampling.step_sampling import StepSampling, StepTokens, needs_passes
 from quire.sampling.steps.grammar_masks import GrammarMasks
 
 
@@ -68,6 +68,15 @@ class SamplingWay(NamedTuple):
     kind: ChooserKind | None = None
     masks: GrammarMasks | None = None
     passes: StepSampling | None = None  # of rows that are sampled draft by draft
+
+    @classmethod
+    def choose(cls, sampler: Sampler, inputs: StepBatch) -> SamplingWay:
+        """Choose how to sample a step, before its forward pass."""
+        slots, outputs, drafts = inputs.sampled_slots, inputs.num_outputs, inputs.next_drafts
+        kind = sampler.kind(slots)
+        if drafts and needs_passes(sampler, slots, drafts):
+            return cls(passes=StepSampling(sampler, slots, outputs, drafts, inputs.agrees))
+        return cls(kind, sampler.prepare_masks(slots, outputs) if slots else None)
 
     @property
     def graph_kind(self) -> ChooserKind | None:

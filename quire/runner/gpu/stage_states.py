@@ -55,8 +55,9 @@ class StageStates:
         return self._placed[:tokens]
 
     def hand_on(self, hidden: Tensor) -> HandedOnStep:
-        """Send states [T, E] to the next stage."""
-        self._link.send(hidden)
+        """Send states [T, E] to the next stage; behind the last one there is none."""
+        if not self.is_last:
+            self._link.send(hidden)
         done = torch.cuda.Event()
         done.record()
         return HandedOnStep(done)
@@ -64,7 +65,7 @@ class StageStates:
 
 @dataclass(frozen=True, slots=True)
 class HandedOnStep:
-    """A step whose states go to the next stage: its result is the last stage's."""
+    """A step without results here: its states go to the next stage, or it has no rows."""
 
     done: torch.cuda.Event
 

@@ -4,6 +4,7 @@ The kernels are not run: the order of calls decides, not the values. So all mode
 """
 
 import json
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -87,10 +88,13 @@ def step_guarded(variants, **settings):
         for rows in tiers.amount([(1, 40)[i % 2]], (1, 3, 40)):
             stepper = Stepper(model, config, dtype=torch.bfloat16)
             exchange = getattr(settings.get("comm"), "dp_exchange", None)
+            equal = nullcontext()
             if exchange is not None:
                 exchange.begin_step((rows, 2))
-            with ReadGuard():
-                stepper.hidden(list(range(rows)))
+                equal = exchange.equal_rows(torch.zeros(rows, dtype=torch.int32))
+            for way in (nullcontext(), *((equal,) if exchange else ())):
+                with ReadGuard(), way:
+                    stepper.hidden(list(range(rows)))
     return stepped
 
 
@@ -112,7 +116,9 @@ def test_every_model_of_two_ranks_reads_pending_sums_with_ops_alone():
 @pytest.mark.usefixtures("on_gpu")
 def test_rows_of_data_parallel_ranks_are_sent_when_they_are_written():
     comm = ProcessGroupCollectives(None)
-    comm.share_experts(MetaGroup(2), MetaGroup(2))
+    areas, abort = torch.zeros(2, dtype=torch.int64), torch.zeros(1, dtype=torch.int32)
+    peers = PeerMemory(areas, abort, 0, 2, programs=128)
+    comm.share_experts(MetaGroup(2), MetaGroup(2), peers)
     mesh = Mesh(dp=2, ep=2)
     some = tiers.amount(["qwen3_moe"], ["qwen3_moe", "mixtral", "deepseek_v2_lite", "gpt_oss"])
     assert step_guarded(some, mesh=mesh, comm=comm, experts="linear") == some

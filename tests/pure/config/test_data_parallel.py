@@ -5,8 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.config.data_parallel import EngineLayout, check_one_server, engine_layout
+from quire.config.facts import DeviceFacts, model_facts
 from quire.config.options import Options
+from quire.config.resolve import resolve
 from quire.errors import ConfigError
+from tests.pure.config.test_resolve import GIB, TINY
 
 
 def layout(**flat):
@@ -92,3 +95,26 @@ def test_engines_have_no_options_of_nodes():
         ConfigError, match=r"data_parallel_size_local=2 is for `quire serve` .*; LLM has"
     ):
         check_one_server(options, "LLM")
+
+
+MOE = TINY | {
+    "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}  # fmt: skip
+
+
+def resolved(count, **options):
+    device = DeviceFacts(kind="cuda", total_bytes=8 * GIB, free_bytes=8 * GIB, count=count)
+    given = {"data_parallel_size": 2, "enable_expert_parallel": True} | options
+    return resolve(Options.from_flat(given), model_facts(MOE), device, server=False).config
+
+
+def test_ranks_of_gpus_share_experts():
+    config = resolved(4, tensor_parallel_size=2)
+    assert (config.parallel.data, config.parallel.ranks) == (2, 4)
+    assert config.scheduler.steps_in_flight == 2
+
+
+def test_fewer_gpus_than_ranks_are_refused():
+    with pytest.raises(ConfigError, match="needs 4 devices, 2 each; this engine can use 3"):
+        resolved(3, tensor_parallel_size=2)

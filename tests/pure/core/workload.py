@@ -47,8 +47,10 @@ from quire.core.types import (
     DataParallelTokens,
     MediaItem,
     Pooling,
+    RankRows,
     Request,
     StopConditions,
+    Wants,
 )
 from tests.pure.core.builders import FakeGrammars, FunctionDrafter, fake_constraint
 from tests.pure.core.fake_model import (
@@ -350,10 +352,14 @@ class Run:
     def _check_ranks(self, plan):
         assert len(plan.dp_plans) == (0 if self.setup.ranks == 1 else self.setup.ranks)
         counts = tuple(sum(row.count for row in own.rows) for own in plan.dp_plans)
+        decodes = all(row.count == 1 and row.wants is Wants.TOKEN for row in plan.rows)
+        ones = [sum(row.count == 1 for row in own.rows) for own in plan.dp_plans]
+        rows = [RankRows(n, len(own.rows) - n) for n, own in zip(ones, plan.dp_plans)]
+        found = DataParallelTokens(counts, decodes, () if plan.num_drafts else tuple(rows))
         for rank, own in enumerate(plan.dp_plans):
             seqs = [*own.joins, *own.changed_tables, *(row.seq for row in own.rows)]
             assert all(seq.dp_rank == rank for seq in seqs)
-            assert (DataParallelTokens(counts) in own.parts) == bool(plan.rows)
+            assert (found in own.parts) == bool(plan.rows)
 
     def _record(self, updates):
         for u in updates:

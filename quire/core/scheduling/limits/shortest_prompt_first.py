@@ -63,7 +63,7 @@ class ShortestPromptFirst(StepBudget):
         if not self._demands or want <= 1 or not _is_prefilling(seq):
             return want
         own = seq.pending
-        shorter = sum([n for one, n in self._demands.items() if n < own])
+        shorter = sum([n for one, n in self._demands.items() if n < own and _may_join(one, seq)])
         left = self._prompt_tokens_left() - shorter
         if seq is self._oldest:
             left = max(left, self._oldest_reserve, 1)
@@ -93,6 +93,11 @@ class ShortestPromptFirst(StepBudget):
             came = any(seq.state is not SequenceState.WAITING for seq in self._queue_heads)
             self._backoff_steps = 0 if came else min(2 * self._backoff_steps + 1, MAX_BACKOFF)
             self._backoff_left = self._backoff_steps
+
+
+def _may_join(one: Sequence, seq: Sequence) -> bool:
+    """Whether a sequence runs on the data-parallel rank of another, or may start there."""
+    return one.dp_rank == seq.dp_rank or one.state is SequenceState.WAITING
 
 
 def _is_prefilling(seq: Sequence) -> bool:
