@@ -259,11 +259,8 @@ def connect(
             comm.share_tokens(join(f"tokens{first}", int(mesh.pp_rank > 0), 2)[0], mesh)
     if mesh.dp > 1:
         replicas, _ = join(f"dp{mesh.rank % (mesh.tp * mesh.pp)}", mesh.dp_rank, mesh.dp)
-        ranks, store = join(f"ep{mesh.pp_rank}", mesh.ep_rank, mesh.ep)
-        shared = None
-        if device.type == "cuda" and peer_sums and mesh.tp == 1:  # then both groups are the same
-            shared = connect_peers(Mesh(tp=mesh.ep, rank=mesh.ep_rank), store, device)
-        comm.share_experts(replicas, ranks, shared)
+        ranks, _ = join(f"ep{mesh.pp_rank}", mesh.ep_rank, mesh.ep)
+        comm.share_experts(replicas, ranks)
     if mesh.dcp > 1:
         shares, _ = join(f"dcp{mesh.rank - mesh.dcp_rank}", mesh.dcp_rank, mesh.dcp)
         comm.share_context(shares, mesh)

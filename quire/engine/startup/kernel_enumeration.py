@@ -148,8 +148,7 @@ def _meta_collectives(mesh: Mesh, *, peers: bool) -> ProcessGroupCollectives:
     if mesh.dcp > 1:
         comm.share_context(MetaGroup(mesh.dcp), mesh)
     if mesh.dp > 1:
-        shared = _meta_memory(mesh.dp_rank, mesh.dp) if peers and mesh.tp == 1 else None
-        comm.share_experts(MetaGroup(mesh.dp), MetaGroup(mesh.ep), shared)
+        comm.share_experts(MetaGroup(mesh.dp), MetaGroup(mesh.ep))
     return comm
 
 
