@@ -161,12 +161,10 @@ class ProcessGroupCollectives:
         _count(self._counter, 6)
         return ops.all_to_all(pieces, sizes, self._group)
 
-    def share_experts(
-        self, replicas: ops.Group, ranks: ops.Group, peers: PeerMemory | None = None
-    ) -> None:
+    def share_experts(self, replicas: ops.Group, ranks: ops.Group) -> None:
         """Set the exchange: see DataParallelExchange. It must not refer to this object."""
         count = partial(_count_named, self._counter)
-        self.dp_exchange = DataParallelExchange(replicas, ranks, count, peers)
+        self.dp_exchange = DataParallelExchange(replicas, ranks, count)
 
     def share_tokens(self, group: ops.Group, mesh: Mesh) -> None:
         """Set the transport of tokens over a group of the first and the last stage."""
@@ -184,13 +182,11 @@ class ProcessGroupCollectives:
         Kernels over shared memory read a word of the host. NCCL ends its own when it is called in
         another thread, and may not return itself. Returns: those threads.
         """
-        shared, groups = [self._peers], [self._group, self._stages]
+        if self._peers is not None:
+            self._peers.abort.fill_(1)
+        groups = [self._group, self._stages]
         if self.dp_exchange is not None:
             groups += self.dp_exchange.groups
-            shared.append(self.dp_exchange.peers)
-        for peers in shared:
-            if peers is not None:
-                peers.abort.fill_(1)
         if self.context_exchange is not None:
             groups.append(self.context_exchange.group)
         threads = [

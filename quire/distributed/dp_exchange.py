@@ -14,9 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.collectives import Group, all_to_all
-from quire.kernels.formats.peer_memory import PeerMemory
 from quire.kernels.framework import lazy_fusion
-from quire.kernels.row_exchange import gather_equal_rows, gather_parts, sum_equal_rows, sum_rows
+from quire.kernels.row_exchange import gather_parts, sum_rows
 
 
 class DataParallelExchange:
@@ -27,14 +26,11 @@ class DataParallelExchange:
         replicas: Group,
         ranks: Group,
         count: Callable[[str], None],
-        peers: PeerMemory | None = None,
     ) -> None:
         """replicas: the ranks of this tp rank in each data-parallel rank. ranks: all that share the
-        experts, in rank order. count: of collectives, by name. peers: memory that the GPUs of these
-        ranks share; None: none."""
+        experts, in rank order. count: of collectives, by name."""
         self._replicas, self._ranks, self._count = replicas, ranks, count
         self.groups = [replicas, ranks]
-        self.peers = peers
         self.counts: Sequence[int] = ()
         self.done = 0
         self.is_open = False
@@ -68,27 +64,20 @@ class DataParallelExchange:
         """One collective."""
         self._count("gather_rows")
         self.is_open, self._own = True, len(x)
-        if not self._is_equal:
-            lazy_fusion.flush()  # no op reads the three
-            counts = self._counts_of(len(x))
-            x, ids, weights = gather_parts((x, ids, weights), counts, self._replicas)
-            return x, ids, weights
-        short = self.tokens - len(x)
-        if short:
-            lazy_fusion.flush()
-            x, weights = (F.pad(one, (0, 0, 0, short)) for one in (x, weights))
-            ids = F.pad(ids, (0, 0, 0, short), value=-1)
-        rows = gather_equal_rows(x, ids, weights, self._slots, self._replicas, self.peers)
-        lazy_fusion.flush()  # others wait for it: a step that raises would discard it
-        return rows
+        lazy_fusion.flush()  # no op reads the three
+        if self._is_equal:
+            if self._slots is not None:
+                ids = ids.masked_fill((self._slots < 0)[:, None], -1)
+            short = self.tokens - len(x)
+            if short:
+                x, weights = (F.pad(one, (0, 0, 0, short)) for one in (x, weights))
+                ids = F.pad(ids, (0, 0, 0, short), value=-1)
+        x, ids, weights = gather_parts((x, ids, weights), self._counts_of(len(x)), self._replicas)
+        return x, ids, weights
 
     def combine(self, partial: Tensor) -> Tensor:
         self._count("sum_rows")
-        if self._is_equal:
-            total = sum_equal_rows(partial, len(self.counts), self._ranks, self.peers)
-            lazy_fusion.flush()
-        else:
-            total = sum_rows(partial, self._counts_of(self._own), self._ranks)
+        total = sum_rows(partial, self._counts_of(self._own), self._ranks)
         self.done, self.is_open = self.done + 1, False
         return total if len(total) == self._own else total[: self._own]
 

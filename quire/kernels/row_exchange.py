@@ -2,13 +2,11 @@
 
 Data-parallel ranks have different rows: `counts` has how many each, on every rank. The ranks of one
 tensor-parallel group have the same rows. As the other collectives, these are ops, `group` is a
-torch.distributed backend, and every rank must call them in the same order. Where all ranks exchange
-as many rows, few of them go through memory that GPUs of one host share (`peers`), in microseconds.
+torch.distributed backend, and every rank must call them in the same order.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quire.kernels.collectives import Group
-from quire.kernels.formats.peer_memory import PeerMemory, area_bytes
 from quire.kernels.framework.op import op
 from quire.kernels.native.op_tape import refuse_recording
 
@@ -84,62 +81,3 @@ def gather_parts(
         torch.empty(one.shape, dtype=one.dtype, device=one.device).copy_(one).view(part.dtype)
         for one, part in zip(found, parts, strict=True)
     )
-
-
-@functools.cache
-def _own_memory(device: torch.device) -> tuple[PeerMemory, Tensor]:
-    """Memory that one rank shares with itself, for tests; its area is kept as well."""
-    programs = 8
-    area = torch.zeros(area_bytes(programs, 1), dtype=torch.uint8, device=device)
-    start = torch.tensor([area.data_ptr()], device=device)
-    abort = torch.zeros(1, dtype=torch.int32, device=device)
-    return PeerMemory(start, abort, 0, 1, programs), area
-
-
-def _equal_cases(device: torch.device) -> Iterator[dict[str, Any]]:
-    for t, n, dtype in ((1, 64, torch.float32), (7, 102, torch.bfloat16)):
-        yield {
-            "x": torch.randn(t, n, device=device).to(dtype),
-            "ids": torch.randint(0, 9, (t, 3), dtype=torch.int32, device=device),
-            "weights": torch.rand(t, 3, device=device),
-            "slots": torch.arange(t, dtype=torch.int32, device=device) - 1 if t > 1 else None,
-            "group": None,
-            "peers": _own_memory(device)[0],
-        }
-
-
-def _equal_sum_cases(device: torch.device) -> Iterator[dict[str, Any]]:
-    for case in _equal_cases(device):
-        yield {"x": case["x"], "ranks": 1, "group": None, "peers": case["peers"]}
-
-
-@op(cases=_equal_cases, gpu="peer_gather_rows")
-def gather_equal_rows(
-    x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
-    slots: Tensor | None,
-    group: Group,
-    peers: PeerMemory | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Every rank's rows, one after the other: x [T, E] -> [R * T, E], ids int32 and weights float32
-    [T, k] -> [R * T, k]. T is the same on all R ranks.
-
-    slots: int32 [T]; where one is negative the row is padding, and its ids become -1. None: none
-    is.
-    """
-    if slots is not None:
-        ids = ids.masked_fill((slots < 0)[:, None], -1)
-    if group is None:
-        return x.clone(), ids.clone(), weights.clone()
-    x, ids, weights = gather_parts((x, ids, weights), [len(x)] * group.size(), group)
-    return x, ids, weights
-
-
-@op(cases=_equal_sum_cases, gpu="peer_sum_rows")
-def sum_equal_rows(x: Tensor, ranks: int, group: Group, peers: PeerMemory | None = None) -> Tensor:
-    """The sum of every rank's x [R * T, n], of this rank's rows only: [T, n]; as sum_rows.
-
-    ranks: R, of data-parallel ones. T is the same on all of them.
-    """
-    return sum_rows(x, [len(x) // ranks] * ranks, group)

@@ -140,7 +140,9 @@ def _meta_collectives(mesh: Mesh, *, peers: bool) -> ProcessGroupCollectives:
     group = memory = None
     if mesh.tp > 1:
         group = MetaGroup(mesh.tp)
-        memory = _meta_memory(mesh.tp_rank, mesh.tp) if peers else None
+        areas = torch.empty(mesh.tp, dtype=torch.int64, device=META)
+        abort = torch.zeros(1, dtype=torch.int32)
+        memory = PeerMemory(areas, abort, mesh.tp_rank, mesh.tp, PROGRAMS) if peers else None
     comm = ProcessGroupCollectives(group, memory, stages=MetaGroup(mesh.pp))
     if mesh.pp > 1 and mesh.pp_rank in (0, mesh.pp - 1) and peers:
         area = torch.empty(1, dtype=torch.int64, device=META)
@@ -150,11 +152,6 @@ def _meta_collectives(mesh: Mesh, *, peers: bool) -> ProcessGroupCollectives:
     if mesh.dp > 1:
         comm.share_experts(MetaGroup(mesh.dp), MetaGroup(mesh.ep))
     return comm
-
-
-def _meta_memory(rank: int, ranks: int) -> PeerMemory:
-    areas = torch.empty(ranks, dtype=torch.int64, device=META)
-    return PeerMemory(areas, torch.zeros(1, dtype=torch.int32), rank, ranks, PROGRAMS)
 
 
 def run_steps(runner: Any, config: EngineConfig) -> None:

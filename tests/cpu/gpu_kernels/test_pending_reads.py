@@ -116,9 +116,7 @@ def test_every_model_of_two_ranks_reads_pending_sums_with_ops_alone():
 @pytest.mark.usefixtures("on_gpu")
 def test_rows_of_data_parallel_ranks_are_sent_when_they_are_written():
     comm = ProcessGroupCollectives(None)
-    areas, abort = torch.zeros(2, dtype=torch.int64), torch.zeros(1, dtype=torch.int32)
-    peers = PeerMemory(areas, abort, 0, 2, programs=128)
-    comm.share_experts(MetaGroup(2), MetaGroup(2), peers)
+    comm.share_experts(MetaGroup(2), MetaGroup(2))
     mesh = Mesh(dp=2, ep=2)
     some = tiers.amount(["qwen3_moe"], ["qwen3_moe", "mixtral", "deepseek_v2_lite", "gpt_oss"])
     assert step_guarded(some, mesh=mesh, comm=comm, experts="linear") == some
