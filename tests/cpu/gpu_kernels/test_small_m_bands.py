@@ -137,3 +137,14 @@ def test_a_norm_whose_squares_are_known_can_be_a_kernel(reader, in_python, monke
     want, want_r = rms_norm(a @ w.T, scale, 1e-5, residual)
     torch.testing.assert_close(y, want, atol=2e-2, rtol=2e-2)
     torch.testing.assert_close(out, want_out(want, want_r), atol=4e-2, rtol=4e-2)
+
+
+def test_bands_are_for_weights_that_fill_the_programs_with_several():
+    from quire.kernels.gpu.linear.small_m_plans import bands_of
+
+    assert bands_of(4, 14336, 4096, True, True, 132) == (4, 512, 2, 132)
+    assert bands_of(4, 4096, 14336, False, False, 132) == (4, 256, 2, 264)
+    assert bands_of(8, 4096, 4096, False, False, 132) == (4, 256, 4, 132)
+    assert bands_of(5, 6144, 4096, False, True, 132) is None  # a norm of more than four rows
+    assert bands_of(4, 1024, 3072, False, False, 132) is None  # a small weight
+    assert bands_of(4, 4096, 4100, False, False, 132) is None  # no whole stages

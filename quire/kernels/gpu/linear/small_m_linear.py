@@ -80,8 +80,9 @@ def fuses_norm(x: Tensor, weight: object, squares: Tensor | None) -> bool:
 
 
 def adds_residual(x: Tensor, weight: object) -> bool:
-    """Whether the product can add a residual to its result, and up the squares of the sum."""
-    if not isinstance(weight, Tensor):
+    """Whether the product can add a residual to its result, and up the squares of the sum, for a
+    norm inside of the next product."""
+    if not isinstance(weight, Tensor) or x.shape[0] > small_m_plans.MAX_NORMED_ROWS:
         return False
     return small_m_plans.find_bands(x.shape[0], weight, False, False) is not None
 

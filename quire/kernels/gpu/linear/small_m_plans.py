@@ -2,10 +2,12 @@
 
     registers    small_m_registers.py: weights go from memory to the registers that multiply
     ring         small_m_ring.py: weights go through stages in shared memory, filled before the wait
+    bands        small_m_bands.py: the same from one band of outputs to the next, up to eight rows
 
 The rules were read off a sweep of all plans over the products of models of 0.6 and 8 billion
-parameters on an H200 (bench/small_m_gpu.py): the plans of a rule take at most a few percent more
-than the best of their shape. Where no plan was better than the kernels before, there is none.
+parameters on an H200 (bench/small_m_gpu.py, bands_gpu.py): the plans of a rule take at most a few
+percent more than the best of their shape. Where no plan was better than the kernels before, there
+is none.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ _FEW_OUTPUTS = 2048
 """Outputs of a small weight for which a ring has too few programs."""
 _OUTPUTS_OF_32_ROWS = range(3072, 8192 + 1)
 """Fewer are too few programs of 32 outputs; with many more the library was as fast or faster."""
+MAX_NORMED_ROWS = 4
+"""Rows that a program of bands norms as fast as a kernel of its own; those of eight took longer."""
 _LONG_BAND = 8192
 """Inputs of a product whose bands are streamed best by two programs of a multiprocessor."""
 _MULTIPROCESSORS = 132
@@ -118,10 +122,12 @@ def bands_of(
 ) -> Any:
     """As find_bands, for the outputs of one half."""
     body, plan_class = _gluon_kernel("bands")
-    if not 2 <= rows <= body.MAX_ROWS or outputs * inputs < _SMALL_WEIGHT:
+    most = MAX_NORMED_ROWS if normed else body.MAX_ROWS
+    if not 2 <= rows <= most or outputs * inputs < _SMALL_WEIGHT:
         return None  # a small weight is over before a program has gone through a few bands
+    bands = outputs * (2 if pair else 1) // body.BAND
     each = 2 if inputs >= _LONG_BAND and not normed else 1
-    for columns in (512, 256, 128, 64) if normed else (256, 128, 64):
+    for columns in (512, 256, 128, 64) if bands > 2 * multiprocessors else (256, 128, 64):
         for stages in (4, 3, 2) if columns < 512 else (2,):
             plan = plan_class(4, columns, stages // each, each * multiprocessors)
             if body.fits(plan, outputs, inputs, pair, normed):
