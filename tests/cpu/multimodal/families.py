@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+import pytest
 import torch
 
 from quire.config.facts import read_hf_config
@@ -164,6 +165,21 @@ class Pair:
                 ids[place] = 0  # as engines have it
         stepper = Stepper(Embedded(model, embeds), config, max_tokens=len(ids) + 16)
         return stepper.logits(ids)
+
+
+def check_answers(llm, prompts, wants, sampling, bound):
+    """Assert greedy answers, twice: the second time from the prefix cache.
+
+    wants: ids of a prompt, those of its answer, and their log-probabilities, within the bound.
+    """
+    for _ in range(2):
+        outputs = llm.generate(prompts, sampling, use_tqdm=False)
+        for output, (prompt, ids, best) in zip(outputs, wants, strict=True):
+            assert list(output.prompt_token_ids) == prompt
+            (one,) = output.outputs
+            assert list(one.token_ids) == ids
+            got = [at[i].logprob for at, i in zip(one.logprobs, ids, strict=True)]
+            assert got == pytest.approx(best, abs=bound)
 
 
 class Embedded:

@@ -25,7 +25,7 @@ from quire.models.multimodal._mobilenet_v5 import Fused, Inverted, MultiQuery
 from tests.cpu.encoder_decoder.speech import RATE, recording
 from tests.cpu.models.peers import scale_weights
 from tests.cpu.multimodal.beside_streams import check_slices
-from tests.cpu.multimodal.families import Pair, image, tokenizer_of
+from tests.cpu.multimodal.families import Pair, check_answers, image, tokenizer_of
 
 pytestmark = pytest.mark.slow("imports transformers, and makes models of it")
 
@@ -273,14 +273,7 @@ def test_answers_are_those_of_transformers(pair):
         wants.append((inputs["input_ids"][0].tolist(), ids.tolist(), best))
         prompts.append(prompt_of(images, audios))
     assert len({tuple(ids) for _, ids, _ in wants}) > 3
-    for _ in range(2):  # the second time from the prefix cache
-        outputs = llm.generate(prompts, sampling, use_tqdm=False)
-        for output, (prompt, ids, best) in zip(outputs, wants, strict=True):
-            assert list(output.prompt_token_ids) == prompt
-            (one,) = output.outputs
-            assert list(one.token_ids) == ids
-            got = [at[i].logprob for at, i in zip(one.logprobs, ids, strict=True)]
-            assert got == pytest.approx(best, abs=1e-4)
+    check_answers(llm, prompts, wants, sampling, 1e-4)
 
 
 @torch.inference_mode()
