@@ -114,7 +114,7 @@ def test_dummy_requests_make_the_largest_possible_step(tokens, seats, length, fi
         half,
         warmup.worst_step_lengths(small),
         warmup.ALL_FEATURES,
-        first=warmup.WITH_PROMPT_LOGPROBS,
+        longest=warmup.WITH_PROMPT_LOGPROBS,
     )
     assert executor.steps[0] == first
     executor.steps.clear()
