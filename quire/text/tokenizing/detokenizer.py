@@ -174,19 +174,23 @@ class _OffsetDetokenizer:
         self._backend = tokenizer.backend
         self._close = close
         self._skip = skip
-        self._ids = list(primer)
+        self._ids = self._with_text(primer)
         self._read = len(self._ids)
         self._emitted = self._decoded()
 
     def push(self, ids: Sequence[int]) -> str:
-        if self._skip:
-            ids = [i for i in ids if i not in self._skip]
-        made = []
+        ids, made = self._with_text(ids), []
         for at in range(0, len(ids), self.CHUNK_TOKENS):
             chunk = ids[at : at + self.CHUNK_TOKENS]
             text = self._push_whole(chunk) if len(chunk) > 1 else None
             made += [self._push(i) for i in chunk] if text is None else [text]
         return "".join(made)
+
+    def _with_text(self, ids: Sequence[int]) -> list[int]:
+        """Leave out what decodes to nothing: a token whose only neighbours are such ones would be
+        decoded as if it began a text."""
+        name = self._backend.id_to_token
+        return [i for i in ids if i not in self._skip and name(i) is not None]
 
     def _push_whole(self, chunk: Sequence[int]) -> str | None:
         """The text of tokens that make whole characters; None, and nothing changed, if not so."""

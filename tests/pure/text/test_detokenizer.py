@@ -123,11 +123,12 @@ def test_spaces_between_special_tokens_can_be_left_out():
     assert close.push(ids) == "[EOS][EOS]"
 
 
+@pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("name", MADE)
-def test_ids_that_no_token_has_add_nothing(name):
+def test_ids_that_no_token_has_add_nothing(name, count):
     tokenizer = face(name)
     ids = tokenizer.encode("hello the", add_special_tokens=False)
-    odd = [x for i in ids for x in (i, 10**6)]
+    odd = [x for i in ids for x in (i, *[10**6] * count)]
     assert streamed(tokenizer, [], odd, range(len(odd)))[0] == tokenizer.decode(ids)
 
 
