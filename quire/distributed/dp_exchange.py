@@ -21,12 +21,7 @@ from quire.kernels.row_exchange import gather_parts, sum_rows
 class DataParallelExchange:
     """An ExpertExchange. `done` layers of the step are over; is_open: between the calls of one."""
 
-    def __init__(
-        self,
-        replicas: Group,
-        ranks: Group,
-        count: Callable[[str], None],
-    ) -> None:
+    def __init__(self, replicas: Group, ranks: Group, count: Callable[[str], None]) -> None:
         """replicas: the ranks of this tp rank in each data-parallel rank. ranks: all that share the
         experts, in rank order. count: of collectives, by name."""
         self._replicas, self._ranks, self._count = replicas, ranks, count
@@ -34,26 +29,24 @@ class DataParallelExchange:
         self.counts: Sequence[int] = ()
         self.done = 0
         self.is_open = False
-        self._is_equal = False
         self._slots: Tensor | None = None
         self._own = 0  # rows of this rank, between the calls of a layer
 
-    def begin_step(self, counts: Sequence[int], *, equal: bool = False) -> None:
-        """counts: rows that each data-parallel rank exchanges, some at least. (): outside of steps,
-        where only this rank has any. equal: they are the same, and a rank may have fewer."""
-        self.counts, self.done, self.is_open, self._is_equal = counts, 0, False, equal
+    def begin_step(self, counts: Sequence[int]) -> None:
+        """counts: rows that each data-parallel rank exchanges, some at least; one that has fewer
+        pads them. (): outside of steps, where only this rank has any."""
+        self.counts, self.done, self.is_open = counts, 0, False
 
     @contextmanager
     def equal_rows(self, slots: Tensor) -> Iterator[None]:
         """Within, every rank exchanges as many rows as there are slots: int32 [T]. A negative one
         is of a row of padding, for which no expert computes anything."""
-        before = self.counts, self._is_equal
-        self.counts, self._is_equal = (len(slots),) * self._replicas.size(), True
-        self._slots = slots
+        before = self.counts
+        self.counts, self._slots = (len(slots),) * self._replicas.size(), slots
         try:
             yield
         finally:
-            (self.counts, self._is_equal), self._slots = before, None
+            self.counts, self._slots = before, None
 
     @property
     def tokens(self) -> int:
@@ -65,13 +58,12 @@ class DataParallelExchange:
         self._count("gather_rows")
         self.is_open, self._own = True, len(x)
         lazy_fusion.flush()  # no op reads the three
-        if self._is_equal:
-            if self._slots is not None:
-                ids = ids.masked_fill((self._slots < 0)[:, None], -1)
-            short = self.tokens - len(x)
-            if short:
-                x, weights = (F.pad(one, (0, 0, 0, short)) for one in (x, weights))
-                ids = F.pad(ids, (0, 0, 0, short), value=-1)
+        if self._slots is not None:
+            ids = ids.masked_fill((self._slots < 0)[:, None], -1)
+        short = self.tokens - len(x) if self.counts else 0
+        if short:
+            x, weights = (F.pad(one, (0, 0, 0, short)) for one in (x, weights))
+            ids = F.pad(ids, (0, 0, 0, short), value=-1)
         x, ids, weights = gather_parts((x, ids, weights), self._counts_of(len(x)), self._replicas)
         return x, ids, weights
 

@@ -48,7 +48,7 @@ class ExpertSteps:
             yield
             return
         rows = [padded] * len(counts) if padded else counts
-        self._exchange.begin_step(rows, equal=padded > 0)
+        self._exchange.begin_step(rows)
         try:
             yield
         finally:

@@ -72,7 +72,7 @@ def test_equal_rows_have_padding_that_chooses_no_expert(dp, tp, in_graph):
     partials = [torch.randn(dp * size, 6) for _ in range(dp * tp)]
 
     def main(exchange, d, rank, group):
-        exchange.begin_step([size] * dp, equal=True)
+        exchange.begin_step([size] * dp)
         slots = torch.tensor([4 if i < held[d] else -1 for i in range(size)], dtype=torch.int32)
         with exchange.equal_rows(slots) if in_graph else nullcontext():
             rows = exchange.gather(xs[d], ids[d], torch.ones(own[d], 3))
