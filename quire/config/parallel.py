@@ -69,8 +69,8 @@ def resolve_context_parallel_size(options: Options, model: ModelFacts, device: D
     name = f"decode_context_parallel_size={size}"
     if device.kind == "cuda":
         raise ConfigError(
-            f"{name} runs on processes of a CPU only so far: its kernels have not been tested on "
-            "GPUs; kv_cache_dtype=fp8 halves the cache, and pipeline_parallel_size divides it"
+            f"{name} runs on processes of a CPU only so far: on GPUs an engine did not end by "
+            "itself; kv_cache_dtype=fp8 halves the cache, and pipeline_parallel_size divides it"
         )
     if not model.layers:
         raise ConfigError(f"{name}: {model.model_type} has no KV cache; leave it out")
