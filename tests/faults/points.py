@@ -66,7 +66,7 @@ ENGINE = {
     "plan": Point("quire.core.scheduling.scheduler:Scheduler.plan"),
     "match": Point("quire.core.kv.kv_cache:KVCache.match_prefix", of_seq),
     "grow": Point("quire.core.kv.kv_cache:KVCache.allocate", of_seq),
-    "keys": Point("quire.core.kv.kv_cache:KVCache._block_keys", of_seq),
+    "keys": Point("quire.core.kv.block_keys:BlockKeys.first", of_seq),
     "planned": Point("quire.core.accounting.time_accounting:TimeAccounting.record_plan", of_plan),
     # made ready
     "submit": Point("quire.executors.inline:Executor.submit", of_plan),

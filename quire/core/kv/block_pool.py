@@ -100,8 +100,9 @@ class BlockPool:
         """Hold the block with this content and return it; None if the pool does not have it."""
         block = self._block_of.get(key)
         if block is not None:
+            if not self._refs[block]:
+                self._eviction_queue.discard(block)
             self._refs[block] += 1
-            self._eviction_queue.discard(block)
         return block
 
     def share(self, blocks: Seq[int]) -> None:

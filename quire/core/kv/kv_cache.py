@@ -15,18 +15,14 @@ and writes `tables`, `keys`, `computed` and `planned` of sequences.
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Container, Hashable, Iterable
 from collections.abc import Sequence as Seq
-from hashlib import sha256
-from operator import itemgetter
-from struct import pack
 
+from quire.core.kv.block_keys import BlockKeys
 from quire.core.kv.block_pool import BlockKey, BlockPool
 from quire.core.kv.cache_spec import CacheSpec, FullAttentionSpec
-from quire.core.kv.cross_blocks import CrossBlocks, source_digest
+from quire.core.kv.cross_blocks import CrossBlocks
 from quire.core.kv.deferred_free import DeferredFree
 from quire.core.kv.state_checkpoints import StateCheckpoints
 from quire.core.kv.tiers.base import SlowTier
@@ -66,6 +62,7 @@ class KVCache:
         self.states = states
         self.pool = pool
         self.block_size = block_size
+        self.keys = BlockKeys(block_size)
         self.specs = tuple(specs)
         self.prefix_caching = prefix_caching
         self.deferred_free = DeferredFree(pool.free)
@@ -205,7 +202,7 @@ class KVCache:
         blocks."""
         if not self.prefix_caching or not seq.request.read_prefix_cache:
             return 0
-        keys = self._block_keys(seq, (len(seq.tokens) - 1) // self.block_size)
+        keys = self.keys.first(seq, (len(seq.tokens) - 1) // self.block_size)
         if self.states is not None:
             return self._find_state(seq, keys) * self.block_size
         hit = self._longest_hit(keys, self._is_available)
@@ -237,7 +234,7 @@ class KVCache:
 
     def _key_at(self, seq: Sequence, length: int) -> BlockKey:
         """Return the key of the block that ends there."""
-        return self._block_keys(seq, length // self.block_size)[-1]
+        return self.keys.first(seq, length // self.block_size)[-1]
 
     def load_prefix(self, seq: Sequence, step: int) -> int:
         """Load what match_prefix() found in the host tier, with `step`, which is being planned.
@@ -287,7 +284,7 @@ class KVCache:
             return
         if seq.request.pooling is not None and not seq.request.read_prefix_cache:
             return
-        keys = self._block_keys(seq, last)
+        keys = self.keys.first(seq, last)
         for g, table in enumerate(seq.tables):
             for i in range(first, last):
                 if table[i] != NO_BLOCK:
@@ -301,7 +298,7 @@ class KVCache:
         if not self.prefix_caching or len(self.specs) > 1 or not seq.request.read_prefix_cache:
             return
         keys, known = (
-            self._block_keys(seq, len(seq.tokens) // self.block_size),
+            self.keys.first(seq, len(seq.tokens) // self.block_size),
             tokens // self.block_size,
         )
         held = []
@@ -351,7 +348,10 @@ class KVCache:
         most = len(keys)
         for g in self._full_groups:
             suffix = self._group_suffixes[g]
-            most = next((i for i in range(most) if not has(keys[i] + suffix)), most)
+            for i in range(most):
+                if not has(keys[i] + suffix):
+                    most = i
+                    break
         if not self._window_groups:
             return most
         best, runs = 0, [0] * len(self.specs)  # consecutive blocks, up to here, that a group has
@@ -365,26 +365,6 @@ class KVCache:
     def _first_block(self, group: int, blocks: int) -> int:
         """Index of the first of `blocks` full blocks that the next token still reads."""
         return self.specs[group].first_needed(blocks * self.block_size) // self.block_size
-
-    def _block_keys(self, seq: Sequence, n: int) -> list[BlockKey]:
-        """Return the keys of the first n blocks."""
-        size, keys = self.block_size, seq.keys
-        for i in range(len(keys), n):
-            parent = keys[-1] if keys else source_digest(seq.request)
-            chunk = array("i", seq.tokens[i * size : (i + 1) * size]).tobytes()
-            keys.append(sha256(parent + chunk + self._extra_content(seq, i)).digest())
-        return keys[:n]
-
-    def _extra_content(self, seq: Sequence, block: int) -> bytes:
-        """Content of a block other than token ids: digests, each with its offset in the block."""
-        content = seq.request.extra_content
-        if not content:
-            return b""
-        start, end = block * self.block_size, (block + 1) * self.block_size
-        first, last = (bisect_left(content, at, key=itemgetter(0)) for at in (start, end))
-        return b"".join(
-            pack("<II", at - start, len(digest)) + digest for at, digest in content[first:last]
-        )
 
     # -- forks ------------------------------------------------------------------------------
 
@@ -419,7 +399,7 @@ class KVCache:
     def _fork_state(self, parent: Sequence, child: Sequence, length: int) -> int:
         """Have a fork start from the last checkpoint within `length` tokens; return its tokens."""
         assert self.states is not None
-        keys = self._block_keys(parent, length // self.block_size)
+        keys = self.keys.first(parent, length // self.block_size)
         blocks = self.states.longest(parent, keys, lambda _: True)
         if blocks:
             self.states.hold_start(child, self.states.key(parent, keys[blocks - 1]))
@@ -459,7 +439,7 @@ class KVCache:
         if not self.prefix_caching or not request.read_prefix_cache:
             return []
         seq = Sequence(request, 0, list(request.prompt), self.new_tables())
-        keys = self._block_keys(seq, (len(request.prompt) - 1) // self.block_size)
+        keys = self.keys.first(seq, (len(request.prompt) - 1) // self.block_size)
         under_way = {key: name for name, (_, load) in self._loading.items() for key in load}
         space = int(self.pool.size * MAX_LOADING_SHARE) - len(under_way)
         space = min(space, self.pool.available)

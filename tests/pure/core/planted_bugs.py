@@ -46,14 +46,14 @@ BUGS = (
     Bug(
         "the whole prompt may be taken from the cache",
         "kv/kv_cache.py",
-        "keys = self._block_keys(seq, (len(seq.tokens) - 1) // self.block_size)",
-        "keys = self._block_keys(seq, len(seq.tokens) // self.block_size)",
+        "keys = self.keys.first(seq, (len(seq.tokens) - 1) // self.block_size)",
+        "keys = self.keys.first(seq, len(seq.tokens) // self.block_size)",
     ),
     Bug(
         "a block's key leaves out the blocks before it",
-        "kv/kv_cache.py",
-        "keys.append(sha256(parent + chunk + self._extra_content(seq, i)).digest())",
-        "keys.append(sha256(sha256(seq.request.salt).digest() + chunk).digest())",
+        "kv/block_keys.py",
+        "span.append(parent := sha256(parent + ids[block : block + width]).digest())",
+        "span.append(sha256(ids[block : block + width]).digest())",
     ),
     Bug(
         "the salt is ignored",

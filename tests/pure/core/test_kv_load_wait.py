@@ -70,7 +70,7 @@ def build_run(blocks=40, specs=FULL, host=None):
 
 def stored(kv, tier, prompt=HEAD):
     """Store all blocks of a prompt in the tier."""
-    for key in kv._block_keys(sequence(prompt), len(prompt) // 4):
+    for key in kv.keys.first(sequence(prompt), len(prompt) // 4):
         tier.keys |= {key + suffix for suffix in kv._group_suffixes}
 
 
