@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeVar
 
 from quire.core.params import BeamSearchParams, SamplingParams
 from quire.engine.core import sleep_mode
+from quire.engine.core.gc_control import infrequent_gc
 from quire.engine.core.profiler import TorchProfile
 from quire.engine.startup.text_setup import structured_defaults
 from quire.errors import RequestError, Unsupported
@@ -381,9 +382,10 @@ class LLM(PoolingMethods):
                 )
             )
         )
-        ready = prepared if feed.has_media else list(prepared)
-        self._ids = itertools.count(first + len(given))
-        return self._queue.submit(ready, lora_per_prompt(lora_request, len(given)))
+        with infrequent_gc():
+            ready = prepared if feed.has_media else list(prepared)
+            self._ids = itertools.count(first + len(given))
+            return self._queue.submit(ready, lora_per_prompt(lora_request, len(given)))
 
     def _params_per_prompt(
         self, given: SamplingParamsArg | None, count: int
