@@ -16,5 +16,7 @@ class SharedPrefixes(NamedTuple):
 
     lengths: Tensor  # [S] int32: leading tokens in common, fewer than the context; 0: none
     members: Tensor  # [S] int32: sequences, those of one tile side by side
-    tiles: Tensor  # [N, 3] int32: first place in `members`, sequences (0: unused tile), tokens
+    tiles: (
+        Tensor  # [N, 3] int32: first place in `members`, sequences, tokens; 0s behind those in use
+    )
     tile_rows: int  # sequences of a tile, at most

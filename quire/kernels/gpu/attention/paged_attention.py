@@ -51,6 +51,9 @@ _MAX_WIDE_GROUP = 64
 PREFILL_RESIDENT_PER_SM = 2
 """Programs of prefill_kernel that a multiprocessor holds at once."""
 
+SHARED_PROGRAMS_PER_SM = 2
+"""Programs of shared_prefix_kernel, for each multiprocessor."""
+
 
 def outputs(
     q: Tensor,
@@ -218,12 +221,13 @@ def _attend_shared(
     part = torch.empty(cells * size, dtype=torch.float32, device=q.device)
     stats = torch.empty(cells * 2, dtype=torch.float32, device=q.device)
     pdl = not shared_prefix_kernel.interpreted
+    tiles = shared.tiles.shape[0]
     shared_prefix_kernel(
-        (shared.tiles.shape[0] * kv_heads * plan.splits, 1, 1),
+        (min(tiles * kv_heads * plan.splits, SHARED_PROGRAMS_PER_SM * sm_count(q.device)), 1, 1),
         (
             q, cache, extras.scales, tables, extras.rows, shared.members, shared.tiles, part, stats,
         ),
-        (extras.scale * extras.k_scale, extras.softcap or 0.0, extras.v_scale, plan.splits),
+        (extras.scale * extras.k_scale, extras.softcap or 0.0, extras.v_scale, plan.splits, tiles),
         (
             kv_heads, q.shape[1] // kv_heads, size, block, *CodeLayout.of(cache, extras.scales),
             q.stride(0), q.stride(1), tables.stride(0), plan.rows, max(16, next_power_of_2(size)),
