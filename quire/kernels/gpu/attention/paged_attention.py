@@ -51,9 +51,6 @@ _MAX_WIDE_GROUP = 64
 PREFILL_RESIDENT_PER_SM = 2
 """Programs of prefill_kernel that a multiprocessor holds at once."""
 
-SHARED_PROGRAMS_PER_SM = 2
-"""Programs of shared_prefix_kernel, for each multiprocessor."""
-
 
 def outputs(
     q: Tensor,
@@ -223,7 +220,7 @@ def _attend_shared(
     pdl = not shared_prefix_kernel.interpreted
     tiles = shared.tiles.shape[0]
     shared_prefix_kernel(
-        (min(tiles * kv_heads * plan.splits, SHARED_PROGRAMS_PER_SM * sm_count(q.device)), 1, 1),
+        (min(tiles * kv_heads * plan.splits, sm_count(q.device)), 1, 1),
         (
             q, cache, extras.scales, tables, extras.rows, shared.members, shared.tiles, part, stats,
         ),

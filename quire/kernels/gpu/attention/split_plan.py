@@ -135,7 +135,7 @@ def plan_shared(q: Tensor, kv_heads: int, shared: SharedPrefixes) -> SharedPlan:
     if q.dtype == torch.float32:
         return SharedPlan(rows, 16, 64, 4, 2, MAX_SHARED_SPLITS)
     tiles = -(-len(shared.members) // shared.tile_rows)
-    splits = 2 * sm_count(q.device) // (tiles * kv_heads)
+    splits = sm_count(q.device) // (tiles * kv_heads)  # more take longer to merge than they save
     warps = 8 if rows > 64 else 4
     tile_keys = 32 if wide else 64
     return SharedPlan(rows, tile_keys, 256, warps, 3, max(1, min(splits, MAX_SHARED_SPLITS)))
