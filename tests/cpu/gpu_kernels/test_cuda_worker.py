@@ -35,7 +35,6 @@ from quire.runner.gpu.mixed_batch_graphs import GraphShape, graph_shapes
 from quire.runner.kv_tensors import allocate_kv_tensors
 from quire.runner.model_input import ModelInputBuilder
 from quire.runner.model_runner import ModelRunner
-from quire.runner.parts import shared_prefixes as shared_prefixes_part
 from quire.runner.shared_prefixes import SharedPrefixRows, attach_shared_prefixes
 from quire.sampling.sampler import Sampler
 from tests import tiers
@@ -290,8 +289,8 @@ def test_rows_with_one_prefix_answer_as_alone(acted, replayed, monkeypatch, sett
     ):
         plan = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *a, plan=plan: plan(*a)._replace(splits=1))
-    monkeypatch.setattr(shared_prefixes_part, "LEAST_SAVED", 6)
-    monkeypatch.setattr(shared_prefixes_part, "LEAST_ROWS", 4)
+    monkeypatch.setattr(shared_prefixes, "LEAST_SAVED", 6)
+    monkeypatch.setattr(shared_prefixes, "LEAST_ROWS", 4)
     monkeypatch.setattr(SharedPrefixRows, "least_rows", 4)
     monkeypatch.setattr(shared_prefixes, "LEAST_GROUP", 3)
     hf = {**tiny.TINY, "num_hidden_layers": 1}

@@ -17,6 +17,7 @@ body = pytest.importorskip(
     "quire.kernels.gpu.attention.paged_attention", reason="triton is not installed"
 )
 cut = pytest.importorskip("quire.kernels.gpu.attention.split_plan")
+decode_body = pytest.importorskip("quire.kernels.gpu.attention.paged_attention_decode")
 CPU = torch.device("cpu")
 REFERENCE = OPS["paged_attention"].reference
 
@@ -71,6 +72,43 @@ def test_in_float32_a_row_does_not_depend_on_the_others():
             "decodes": 1,
         }
         assert torch.equal(run(alone), whole[s : s + 1])
+
+
+UNLIKE = [900, 33, 0, 1, 64, 200]
+
+
+@pytest.mark.parametrize(
+    "features", ["rows sinks", *tiers.long("", "int8_token rows", "alibi fp8")]
+)
+@pytest.mark.parametrize("contexts", [UNLIKE, *tiers.long([3000], [300] * 5, [0, 0, 5])])
+def test_keys_of_long_contexts_are_divided_evenly(monkeypatch, contexts, features):
+    monkeypatch.setattr(cut, "resident_programs", lambda _: 24)
+    case = decoding(contexts, f"decodes balanced {features}", torch.bfloat16)
+    counters = torch.zeros(64, dtype=torch.int32)
+    got = run(case, counters=counters)
+    assert not counters.any()
+    torch.testing.assert_close(got, REFERENCE(**case), atol=2e-2, rtol=2e-2)
+
+
+def test_no_range_is_longer_than_a_share_of_all_keys(monkeypatch):
+    """Of 12 programs a head, with ranges of at least 256 keys."""
+    monkeypatch.setattr(cut, "resident_programs", lambda _: 24)
+    case = decoding(UNLIKE, "decodes balanced", torch.bfloat16)
+    lengths = []
+    attend = decode_body.attend_range
+
+    def noted(*args):
+        lengths.append(int(args[10]) - int(args[9]))
+        return attend(*args)
+
+    monkeypatch.setattr(decode_body, "attend_range", noted)
+    run(case)
+    assert sorted(lengths) == sorted(2 * [256, 256, 256, 132, 33, 0, 1, 64, 200])
+
+
+def test_in_float32_keys_are_never_divided_evenly():
+    case = decoding([600, 5, 64], "decodes balanced")
+    assert torch.equal(run(case), run(case | {"balanced": False}))
 
 
 @pytest.mark.parametrize("splits", [1, *tiers.long(3, 8)])
