@@ -82,7 +82,7 @@ UNLIKE = [900, 33, 0, 1, 64, 200]
 )
 @pytest.mark.parametrize("contexts", [UNLIKE, *tiers.long([3000], [300] * 5, [0, 0, 5])])
 def test_keys_of_long_contexts_are_divided_evenly(monkeypatch, contexts, features):
-    monkeypatch.setattr(cut, "resident_programs", lambda _: 24)
+    monkeypatch.setattr(cut, "sm_count", lambda _: 8)
     case = decoding(contexts, f"decodes balanced {features}", torch.bfloat16)
     counters = torch.zeros(64, dtype=torch.int32)
     got = run(case, counters=counters)
@@ -92,7 +92,7 @@ def test_keys_of_long_contexts_are_divided_evenly(monkeypatch, contexts, feature
 
 def test_no_range_is_longer_than_a_share_of_all_keys(monkeypatch):
     """Of 12 programs a head, with ranges of at least 256 keys."""
-    monkeypatch.setattr(cut, "resident_programs", lambda _: 24)
+    monkeypatch.setattr(cut, "sm_count", lambda _: 8)
     case = decoding(UNLIKE, "decodes balanced", torch.bfloat16)
     lengths = []
     attend = decode_body.attend_range
@@ -117,7 +117,7 @@ def test_shared_leading_keys_are_merged_with_the_rows_own(monkeypatch, features,
     contexts = [70, 49, 33, 300, 12, 1, 64, 130, 90]
     case = decoding(contexts, f"decodes shared {features}")
     planned = body.plan_shared
-    monkeypatch.setattr(body, "plan_shared", lambda *a: planned(*a)._replace(chunk=16))
+    monkeypatch.setattr(body, "plan_shared", lambda *a: planned(*a)._replace(chunk=16, lanes=2))
     shared = case["shared"]
     assert shared.lengths.tolist() == [48, 32, 0, 32, 0, 0, 48, 32, 48]
     found = run(case, splits=splits)

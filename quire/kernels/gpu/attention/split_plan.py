@@ -89,7 +89,7 @@ class SplitPlan(NamedTuple):
 
 class SharedPlan(NamedTuple):
     """A launch over shared leading keys: rows of a tile, keys per iteration and of the shortest
-    range, most ranges, options."""
+    range, most ranges, options. lanes: tiles at once; a program takes others after its first."""
 
     rows: int
     tile_keys: int
@@ -97,6 +97,7 @@ class SharedPlan(NamedTuple):
     warps: int
     stages: int
     splits: int
+    lanes: int
 
 
 class PrefillTiles(NamedTuple):
@@ -119,9 +120,7 @@ def plan_decode(
     kv_heads, block, size = cache.shape[2:]
     wide, programs = size > 128, rows * kv_heads
     if extras.balanced and _may_balance(q, kv_heads, extras):
-        room = max(resident_programs(q.device) // kv_heads, 1)
-        sequences = max(next_power_of_2(rows), LEAST_BALANCED)
-        return SplitPlan(32 if wide else 64, 256, 2, 5, room, room, sequences)
+        return _plan_balanced(rows, kv_heads, q.device, wide)
     if q.dtype == torch.float32:
         cut = SplitPlan(16 if wide else 32, 64, 4, 3, MAX_DECODE_SPLITS)
     elif q.shape[1] // kv_heads > 32:
@@ -137,8 +136,23 @@ def plan_decode(
     return cut._replace(splits=splits, max_splits=cut.splits)
 
 
+BALANCED_LAUNCH = (64, 2, 5, RESIDENT_PER_SM)
+"""Of balanced ranges: keys per iteration, warps, stages, programs of a multiprocessor."""
+
+BALANCED_CHUNK = 256
+"""Keys of the shortest balanced range."""
+
 LEAST_BALANCED = 64
 """Sequences up to which launches with balanced ranges are one kernel."""
+
+
+def _plan_balanced(rows: int, kv_heads: int, device: torch.device, wide: bool) -> SplitPlan:
+    """As many ranges as run at once, none longer than their share of all keys."""
+    tile, warps, stages, per_sm = BALANCED_LAUNCH
+    room = max(per_sm * sm_count(device) // kv_heads, 1)
+    sequences = max(next_power_of_2(rows), LEAST_BALANCED)
+    tile = tile // 2 if wide else tile
+    return SplitPlan(tile, BALANCED_CHUNK, warps, stages, room, room, sequences)
 
 
 def _may_balance(q: Tensor, kv_heads: int, extras: AttentionExtras) -> bool:
@@ -156,13 +170,14 @@ def plan_shared(q: Tensor, kv_heads: int, shared: SharedPrefixes) -> SharedPlan:
     """Sizes for tiles of sequences that share leading keys; some of the tiles are unused."""
     group, wide = q.shape[1] // kv_heads, q.shape[2] > 128
     rows = max(16, next_power_of_2(shared.tile_rows * group))
-    if q.dtype == torch.float32:
-        return SharedPlan(rows, 16, 64, 4, 2, MAX_SHARED_SPLITS)
     tiles = -(-len(shared.members) // shared.tile_rows)
+    if q.dtype == torch.float32:
+        return SharedPlan(rows, 16, 64, 4, 2, MAX_SHARED_SPLITS, tiles)
     splits = 2 * sm_count(q.device) // (tiles * kv_heads)
     warps = 8 if rows > 64 else 4
     tile_keys = 32 if wide else 64
-    return SharedPlan(rows, tile_keys, 256, warps, 3, max(1, min(splits, MAX_SHARED_SPLITS)))
+    splits = max(1, min(splits, MAX_SHARED_SPLITS))
+    return SharedPlan(rows, tile_keys, 256, warps, 3, splits, tiles)
 
 
 def _plan_few_programs(per_sm: int, wide: bool) -> SplitPlan:
