@@ -221,7 +221,7 @@ def _attend_shared(
     stats = torch.empty(cells * 2, dtype=torch.float32, device=q.device)
     pdl = not shared_prefix_kernel.interpreted
     shared_prefix_kernel(
-        (plan.lanes * kv_heads * plan.splits, 1, 1),
+        (plan.parallel_tiles * kv_heads * plan.splits, 1, 1),
         (
             q, cache, extras.scales, tables, extras.rows, shared.members, shared.tiles, part, stats,
         ),

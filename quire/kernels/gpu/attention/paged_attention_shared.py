@@ -63,7 +63,7 @@ def shared_prefix_kernel(
     IEEE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    kh, lane, split, lanes = find_program(splits, K)
+    kh, first_tile, split, step = find_program(splits, K)
     if PDL:
         launch_dependents()
         wait_for_previous_kernel()
@@ -73,7 +73,7 @@ def shared_prefix_kernel(
     d = tl.arange(0, DP)
     member = m // G
     g = m % G
-    for tile in range(lane, tl.sum((counts > 0).to(tl.int32), 0), lanes):
+    for tile in range(first_tile, tl.sum((counts > 0).to(tl.int32), 0), step):
         first = tl.load(tiles_ptr + 3 * tile)
         count = tl.load(tiles_ptr + 3 * tile + 1)
         tokens = tl.load(tiles_ptr + 3 * tile + 2)

@@ -89,7 +89,7 @@ class SplitPlan(NamedTuple):
 
 class SharedPlan(NamedTuple):
     """A launch over shared leading keys: rows of a tile, keys per iteration and of the shortest
-    range, most ranges, options. lanes: tiles at once; a program takes others after its first."""
+    range, most ranges, options. parallel_tiles: at once; a program takes others after its first."""
 
     rows: int
     tile_keys: int
@@ -97,7 +97,7 @@ class SharedPlan(NamedTuple):
     warps: int
     stages: int
     splits: int
-    lanes: int
+    parallel_tiles: int
 
 
 class PrefillTiles(NamedTuple):
