@@ -117,7 +117,9 @@ def test_shared_leading_keys_are_merged_with_the_rows_own(monkeypatch, features,
     contexts = [70, 49, 33, 300, 12, 1, 64, 130, 90]
     case = decoding(contexts, f"decodes shared {features}")
     planned = body.plan_shared
-    monkeypatch.setattr(body, "plan_shared", lambda *a: planned(*a)._replace(chunk=16, parallel_tiles=2))
+    monkeypatch.setattr(
+        body, "plan_shared", lambda *a: planned(*a)._replace(chunk=16, parallel_tiles=2)
+    )
     shared = case["shared"]
     assert shared.lengths.tolist() == [48, 32, 0, 32, 0, 0, 48, 32, 48]
     found = run(case, splits=splits)
