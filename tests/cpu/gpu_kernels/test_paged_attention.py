@@ -74,7 +74,7 @@ def test_in_float32_a_row_does_not_depend_on_the_others():
         assert torch.equal(run(alone), whole[s : s + 1])
 
 
-UNLIKE = [900, 33, 0, 1, 64, 200]
+UNLIKE = [900, 33, 0, 1, 64, 800]
 
 
 @pytest.mark.parametrize(
@@ -91,19 +91,26 @@ def test_keys_of_long_contexts_are_divided_evenly(monkeypatch, contexts, feature
 
 
 def test_no_range_is_longer_than_a_share_of_all_keys(monkeypatch):
-    """Of 12 programs a head, with ranges of at least 256 keys."""
+    """Of 12 programs a head, with ranges of at least 256 keys; each part has a place of its own."""
     monkeypatch.setattr(cut, "sm_count", lambda _: 8)
     case = decoding(UNLIKE, "decodes balanced", torch.bfloat16)
-    lengths = []
-    attend = decode_body.attend_range
+    lengths, parts = [], []
+    attend, store = decode_body.attend_range, decode_body.store_or_merge
 
     def noted(*args):
         lengths.append(int(args[10]) - int(args[9]))
         return attend(*args)
 
+    def stored(*args):
+        split, used, first = map(int, args[14:17])
+        parts.extend([first + split] * (used > 1))
+        return store(*args)
+
     monkeypatch.setattr(decode_body, "attend_range", noted)
+    monkeypatch.setattr(decode_body, "store_or_merge", stored)
     run(case)
-    assert sorted(lengths) == sorted(2 * [256, 256, 256, 132, 33, 0, 1, 64, 200])
+    assert len({*parts}) == len(parts) == 2 * (3 + 3)
+    assert sorted(lengths) == sorted(2 * [320, 320, 260, 33, 0, 1, 64, 320, 320, 160])
 
 
 def test_in_float32_keys_are_never_divided_evenly():
