@@ -16,12 +16,15 @@ from quire.attention.base import BalancedAttentionStep
 from quire.models.base import StepInputs
 from quire.runner.parts.base import NoOwnGraphs
 
-LONG_CONTEXT: Final = 8192
+LONG_CONTEXT: Final = 4096
 """Tokens from which a context is long: a row then reads for longer than kernels need to begin."""
-LEAST_ROWS: Final = 4
-"""Rows of a step with the variant: fewer fill the GPU by fixed numbers of programs."""
-MOST_ROWS: Final = 64
-"""More rows are so many programs that the long ones run beside others."""
+LEAST_KEYS: Final = 16384
+"""Tokens that the rows of a step read: fewer are read as fast by one kernel with norms, rotation
+and cache write in it."""
+MOST_ROWS: Final = 256
+"""Rows of a step with the variant."""
+LARGE_SHARE: Final = 1 / 64
+"""Share of all tokens from which the longest context takes longer than the rest of a crowd."""
 
 
 class LongContextRows(NoOwnGraphs):
@@ -31,7 +34,7 @@ class LongContextRows(NoOwnGraphs):
     changes_logits = False
     decodes = True
     has_prompts = False
-    least_rows = LEAST_ROWS
+    least_rows = 1
     most_rows = MOST_ROWS
     rotary_axes = 1
 

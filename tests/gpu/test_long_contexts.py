@@ -20,6 +20,7 @@ OPTIONS = {
 def test_rows_beside_a_long_context_answer_as_without(tmp_path, monkeypatch, cache):
     for module in (long_contexts, part):
         monkeypatch.setattr(module, "LONG_CONTEXT", 1024)
+    monkeypatch.setattr(part, "LEAST_KEYS", 2048)
     ran, run = set(), CudaGraphCache.run
     monkeypatch.setattr(
         CudaGraphCache, "run", lambda own, key: (ran.add((key.variant, key in own)), run(own, key))

@@ -304,7 +304,6 @@ def _divides_keys(config: EngineConfig) -> bool:
         _attends_by_pages(config)
         and config.model.dtype != "float32"
         and config.scheduler.max_model_len >= long_contexts.LONG_CONTEXT
-        and config.scheduler.max_num_seqs >= long_contexts.LEAST_ROWS
     )
 
 

@@ -6,7 +6,8 @@ from quire.config.memory.memory_plan import CAPTURED_TOKENS
 from quire.core.types import StepPlan
 from quire.models.base import LanguageModel
 from quire.runner.long_contexts import (
-    LEAST_ROWS,
+    LARGE_SHARE,
+    LEAST_KEYS,
     LONG_CONTEXT,
     MOST_ROWS,
     LongContextRows,
@@ -30,7 +31,9 @@ class LongContextsPart(StepPart, frozen=True, array_like=True):
         """None if no context is long, or the step has another way to attend, or another feature."""
         if batch.max_context < LONG_CONTEXT or not cls.serves(batch) or plan.parts:
             return None
-        if batch.contexts[: batch.num_decodes].max() < LONG_CONTEXT:
+        contexts = batch.contexts[: batch.num_decodes]
+        longest, keys = int(contexts.max()), int(contexts.sum())
+        if longest < LONG_CONTEXT or keys < LEAST_KEYS or longest < LARGE_SHARE * keys:
             return None
         return None if find_worthy_groups(plan, batch) else cls()
 
@@ -38,7 +41,7 @@ class LongContextsPart(StepPart, frozen=True, array_like=True):
     def serves(cls, batch: StepBatch) -> bool:
         """Whether a step of so many rows may have the part. Small ones with prompts have graphs,
         which are of no variant."""
-        if batch.uses_drafts or not LEAST_ROWS <= batch.num_decodes <= MOST_ROWS:
+        if batch.uses_drafts or not 0 < batch.num_decodes <= MOST_ROWS:
             return False
         return batch.decode_only or len(batch.token_ids) > CAPTURED_TOKENS
 

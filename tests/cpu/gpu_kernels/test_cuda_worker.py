@@ -323,7 +323,7 @@ def test_rows_with_one_prefix_answer_as_alone(acted, replayed, monkeypatch, sett
 
 
 def test_steps_with_a_long_context_have_graphs_of_their_own(acted, replayed, monkeypatch):
-    """Those of four rows and more, and steps with prompts that have no graph."""
+    """And so have steps with prompts that have no graph: then no graph at all."""
     calls = []
 
     def attend(q, *args):
@@ -332,6 +332,7 @@ def test_steps_with_a_long_context_have_graphs_of_their_own(acted, replayed, mon
 
     monkeypatch.setattr(paged, "paged_attention", attend)
     monkeypatch.setattr(long_contexts_part, "LONG_CONTEXT", 50)
+    monkeypatch.setattr(long_contexts_part, "LEAST_KEYS", 60)
     monkeypatch.setattr(long_contexts_part, "CAPTURED_TOKENS", 32)
     work = [tiny.request("a", range(55), 30), tiny.request("late", range(5, 75), 9)]
     work[0:0] = [tiny.request(f"b{i}", [7 + i], 30) for i in range(4)]

@@ -91,8 +91,9 @@ def test_keys_of_long_contexts_are_divided_evenly(monkeypatch, contexts, feature
 
 
 def test_no_range_is_longer_than_a_share_of_all_keys(monkeypatch):
-    """Of 12 programs a head, with ranges of at least 256 keys; each part has a place of its own."""
-    monkeypatch.setattr(cut, "sm_count", lambda _: 8)
+    """Of 6 programs a head, three times as many for 6 rows; each part has a place of its own."""
+    monkeypatch.setattr(cut, "sm_count", lambda _: 4)
+    monkeypatch.setattr(cut, "BALANCED_CHUNK", 64)
     case = decoding(UNLIKE, "decodes balanced", torch.bfloat16)
     lengths, parts = [], []
     attend, store = decode_body.attend_range, decode_body.store_or_merge
@@ -109,8 +110,8 @@ def test_no_range_is_longer_than_a_share_of_all_keys(monkeypatch):
     monkeypatch.setattr(decode_body, "attend_range", noted)
     monkeypatch.setattr(decode_body, "store_or_merge", stored)
     run(case)
-    assert len({*parts}) == len(parts) == 2 * (3 + 3)
-    assert sorted(lengths) == sorted(2 * [320, 320, 260, 33, 0, 1, 64, 320, 320, 160])
+    assert len({*parts}) == len(parts) == 2 * (5 + 5)
+    assert sorted(lengths) == sorted(2 * [*[192] * 4, 132, 33, 0, 1, 64, *[192] * 4, 32])
 
 
 def test_in_float32_keys_are_never_divided_evenly():
@@ -124,9 +125,7 @@ def test_shared_leading_keys_are_merged_with_the_rows_own(monkeypatch, features,
     contexts = [70, 49, 33, 300, 12, 1, 64, 130, 90]
     case = decoding(contexts, f"decodes shared {features}")
     planned = body.plan_shared
-    monkeypatch.setattr(
-        body, "plan_shared", lambda *a: planned(*a)._replace(chunk=16, parallel_tiles=2)
-    )
+    monkeypatch.setattr(body, "plan_shared", lambda *a: planned(*a)._replace(chunk=16))
     shared = case["shared"]
     assert shared.lengths.tolist() == [48, 32, 0, 32, 0, 0, 48, 32, 48]
     found = run(case, splits=splits)

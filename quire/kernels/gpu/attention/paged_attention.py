@@ -221,19 +221,16 @@ def _attend_shared(
     stats = torch.empty(cells * 2, dtype=torch.float32, device=q.device)
     pdl = not shared_prefix_kernel.interpreted
     shared_prefix_kernel(
-        (plan.parallel_tiles * kv_heads * plan.splits, 1, 1),
+        (shared.tiles.shape[0] * kv_heads * plan.splits, 1, 1),
         (
             q, cache, extras.scales, tables, extras.rows, shared.members, shared.tiles, part, stats,
         ),
-        (
-            extras.scale * extras.k_scale, extras.softcap or 0.0, extras.v_scale, plan.splits,
-            len(shared.tiles),
-        ),
+        (extras.scale * extras.k_scale, extras.softcap or 0.0, extras.v_scale, plan.splits),
         (
             kv_heads, q.shape[1] // kv_heads, size, block, *CodeLayout.of(cache, extras.scales),
             q.stride(0), q.stride(1), tables.stride(0), plan.rows, max(16, next_power_of_2(size)),
-            max(64, next_power_of_2(len(shared.tiles))), plan.tile_keys, plan.chunk, plan.stages,
-            extras.rows is not None, extras.softcap is not None, q.dtype == torch.float32, pdl,
+            plan.tile_keys, plan.chunk, plan.stages, extras.rows is not None,
+            extras.softcap is not None, q.dtype == torch.float32, pdl,
         ),
         warps=plan.warps,
         pdl=pdl,

@@ -68,9 +68,9 @@ def find_balanced_range(contexts_ptr, room, K: tl.constexpr, TILE: tl.constexpr,
     """(KV head, sequence, its context, start, stop, range, ranges in use, number of the sequence's
     first part) of one program.
 
-    room: programs of a KV head that run at once. The ranges of all sequences follow one another in
-    the grid, which has as many programs of a head as sequences and `room`: the last are unused, and
-    have no range in use. SP: a power of two, at least the number of sequences.
+    room: ranges of a KV head, more than sequences. The ranges of all sequences follow one another
+    in the grid, which has as many programs of a head as sequences and `room`: the last are unused,
+    and have no range in use. SP: a power of two, at least the number of sequences.
     """
     kh = tl.program_id(0) % K
     number = tl.program_id(0) // K
@@ -80,8 +80,7 @@ def find_balanced_range(contexts_ptr, room, K: tl.constexpr, TILE: tl.constexpr,
     contexts = tl.load(contexts_ptr + i, mask=i < sequences, other=0)
     tiles = (contexts + TILE - 1) // TILE
     rows = tl.sum((contexts > 0).to(tl.int32), 0)
-    spare = tl.maximum(tl.maximum(room - rows, room // 4), 1)
-    longest = tl.maximum(tl.cdiv(tl.sum(tiles, 0), spare), CHUNK // TILE)
+    longest = tl.maximum(tl.cdiv(tl.sum(tiles, 0), room - rows), CHUNK // TILE)
     ranges = tl.where(i < sequences, tl.maximum((tiles + longest - 1) // longest, 1), 0)
     ends = tl.cumsum(ranges, 0)
     s = tl.sum(((ends <= number) & (i < sequences)).to(tl.int32), 0)
@@ -209,7 +208,7 @@ def decode_kernel(
     softcap,
     v_scale,
     window,
-    splits,  # most ranges of a context; if BALANCED, programs of a KV head that run at once
+    splits,  # most ranges of a context; if BALANCED, ranges of a KV head
     shared_splits,
     K: tl.constexpr,
     G: tl.constexpr,

@@ -4,9 +4,6 @@ Sequences with the same leading blocks would each read the same keys. Here a pro
 queries of several of them and reads a range of those keys once; it stores a part per sequence.
 paged_attention_decode then begins behind the shared keys, and merges these parts with its own.
 
-There may be a tile for every few sequences, and mostly there are a few full ones. So a program
-takes tile after tile: one for each possible tile would give most of them nothing to do.
-
 Axes: S sequences, K kv heads, G query heads of one KV head, D head size, B block size, N tiles.
 """
 
@@ -23,7 +20,7 @@ from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.pdl import launch_dependents, wait_for_previous_kernel
 
 
-@kernel("scale", "softcap", "v_scale", "splits", "tiles")
+@kernel("scale", "softcap", "v_scale", "splits")
 def shared_prefix_kernel(
     q_ptr,  # [S, K * G, D]
     cache_ptr,  # [N, 2, K, B, D], heads HEAD apart
@@ -31,14 +28,13 @@ def shared_prefix_kernel(
     tables_ptr,  # [M, W]
     rows_ptr,  # [S] row of the table, if HAS_ROWS
     members_ptr,  # [S]
-    tiles_ptr,  # [N, 3] first member, sequences, shared tokens; those in use come first
+    tiles_ptr,  # [N, 3]
     part_ptr,  # [S, K, splits, G, D] fp32
     stats_ptr,  # [S, K, splits, 2, G] fp32: maximum, sum
     scale,
     softcap,
     v_scale,
     splits,
-    tiles,  # N
     K: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
@@ -54,7 +50,6 @@ def shared_prefix_kernel(
     W: tl.constexpr,
     M: tl.constexpr,  # rows of a tile: sequences times G, a power of two
     DP: tl.constexpr,
-    NP: tl.constexpr,  # power of two >= N
     TILE: tl.constexpr,
     CHUNK: tl.constexpr,
     STAGES: tl.constexpr,
@@ -63,39 +58,37 @@ def shared_prefix_kernel(
     IEEE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    kh, first_tile, split, step = find_program(splits, K)
+    kh, tile, split, _ = find_program(splits, K)
     if PDL:
         launch_dependents()
         wait_for_previous_kernel()
-    i = tl.arange(0, NP)
-    counts = tl.load(tiles_ptr + 3 * i + 1, mask=i < tiles, other=0)
+    first = tl.load(tiles_ptr + 3 * tile)
+    count = tl.load(tiles_ptr + 3 * tile + 1)
+    tokens = tl.load(tiles_ptr + 3 * tile + 2)
+    size, used = shared_range(tokens, splits, CHUNK)
+    if (count == 0) | (split >= used):
+        return
     m = tl.arange(0, M)
     d = tl.arange(0, DP)
     member = m // G
     g = m % G
-    for tile in range(first_tile, tl.sum((counts > 0).to(tl.int32), 0), step):
-        first = tl.load(tiles_ptr + 3 * tile)
-        count = tl.load(tiles_ptr + 3 * tile + 1)
-        tokens = tl.load(tiles_ptr + 3 * tile + 2)
-        size, used = shared_range(tokens, splits, CHUNK)
-        count = tl.where(split < used, count, 0)
-        real = (member < count)[:, None] & (d < D)[None, :]
-        s = tl.load(members_ptr + first + member, mask=member < count, other=0).to(tl.int64)
-        row = tl.load(members_ptr + first)
-        if HAS_ROWS:
-            row = tl.load(rows_ptr + row)
-        where = q_ptr + (s * Q_T + (kh * G + g) * Q_H)[:, None] + d[None, :]
-        q = tl.load(where, mask=real, other=0.0)
-        acc, total, top = begin_sums(M, DP)
-        start = split * size
-        acc, total, top = attend_range(
-            acc, total, top, q, cache_ptr, scales_ptr, tables_ptr + row.to(tl.int64) * W, kh, 0,
-            start, tl.minimum(start + size, tokens), 0, top, top, scale, softcap, K, D, B, HEAD,
-            S_N, S_H, S_T, SCALES, DP, TILE, STAGES, SOFTCAP, False, 0, IEEE,
-        )  # fmt: skip
-        if CODE != 0 and not SCALES:
-            acc = acc * v_scale
-        mine = (s * K + kh) * splits + split
-        tl.store(part_ptr + (mine * (G * D) + g * D)[:, None] + d[None, :], acc, mask=real)
-        tl.store(stats_ptr + mine * (2 * G) + g, top, mask=member < count)
-        tl.store(stats_ptr + mine * (2 * G) + G + g, total, mask=member < count)
+    real = (member < count)[:, None] & (d < D)[None, :]
+    s = tl.load(members_ptr + first + member, mask=member < count, other=0).to(tl.int64)
+    row = tl.load(members_ptr + first)
+    if HAS_ROWS:
+        row = tl.load(rows_ptr + row)
+    where = q_ptr + (s * Q_T + (kh * G + g) * Q_H)[:, None] + d[None, :]
+    q = tl.load(where, mask=real, other=0.0)
+    acc, total, top = begin_sums(M, DP)
+    start = split * size
+    acc, total, top = attend_range(
+        acc, total, top, q, cache_ptr, scales_ptr, tables_ptr + row.to(tl.int64) * W, kh, 0, start,
+        tl.minimum(start + size, tokens), 0, top, top, scale, softcap, K, D, B, HEAD, S_N, S_H, S_T,
+        SCALES, DP, TILE, STAGES, SOFTCAP, False, 0, IEEE,
+    )  # fmt: skip
+    if CODE != 0 and not SCALES:
+        acc = acc * v_scale
+    mine = (s * K + kh) * splits + split
+    tl.store(part_ptr + (mine * (G * D) + g * D)[:, None] + d[None, :], acc, mask=real)
+    tl.store(stats_ptr + mine * (2 * G) + g, top, mask=member < count)
+    tl.store(stats_ptr + mine * (2 * G) + G + g, total, mask=member < count)

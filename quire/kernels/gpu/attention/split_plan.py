@@ -73,9 +73,9 @@ class SplitPlan(NamedTuple):
     splits: int
     max_splits: int = 1  # `splits` of the longest possible context
     balanced: int = 0
-    """A power of two, at least the number of sequences: no range is longer than a program's share
-    of all their keys, and `splits` are the programs of a KV head that run at once. 0: ranges depend
-    on their own context alone."""
+    """A power of two, at least the number of sequences: no range is longer than a share of all
+    their keys, one of `splits` less one for each sequence. 0: ranges depend on their own context
+    alone."""
 
     def programs(self, rows: int) -> int:
         """Programs of a KV head: those that a range of some context may need."""
@@ -89,7 +89,7 @@ class SplitPlan(NamedTuple):
 
 class SharedPlan(NamedTuple):
     """A launch over shared leading keys: rows of a tile, keys per iteration and of the shortest
-    range, most ranges, options. parallel_tiles: at once; a program takes others after its first."""
+    range, most ranges, options."""
 
     rows: int
     tile_keys: int
@@ -97,7 +97,6 @@ class SharedPlan(NamedTuple):
     warps: int
     stages: int
     splits: int
-    parallel_tiles: int
 
 
 class PrefillTiles(NamedTuple):
@@ -147,9 +146,11 @@ LEAST_BALANCED = 64
 
 
 def _plan_balanced(rows: int, kv_heads: int, device: torch.device, wide: bool) -> SplitPlan:
-    """As many ranges as run at once, none longer than their share of all keys."""
+    """As many ranges as run at once, none longer than their share of all keys; twice as many, and
+    so on, where there are half as many rows: a range is never longer than a row."""
     tile, warps, stages, per_sm = BALANCED_LAUNCH
     room = max(per_sm * sm_count(device) // kv_heads, 1)
+    room *= 1 + 2 * rows // room
     sequences = max(next_power_of_2(rows), LEAST_BALANCED)
     tile = tile // 2 if wide else tile
     return SplitPlan(tile, BALANCED_CHUNK, warps, stages, room, room, sequences)
@@ -170,14 +171,13 @@ def plan_shared(q: Tensor, kv_heads: int, shared: SharedPrefixes) -> SharedPlan:
     """Sizes for tiles of sequences that share leading keys; some of the tiles are unused."""
     group, wide = q.shape[1] // kv_heads, q.shape[2] > 128
     rows = max(16, next_power_of_2(shared.tile_rows * group))
-    tiles = -(-len(shared.members) // shared.tile_rows)
     if q.dtype == torch.float32:
-        return SharedPlan(rows, 16, 64, 4, 2, MAX_SHARED_SPLITS, tiles)
+        return SharedPlan(rows, 16, 64, 4, 2, MAX_SHARED_SPLITS)
+    tiles = -(-len(shared.members) // shared.tile_rows)
     splits = 2 * sm_count(q.device) // (tiles * kv_heads)
     warps = 8 if rows > 64 else 4
     tile_keys = 32 if wide else 64
-    splits = max(1, min(splits, MAX_SHARED_SPLITS))
-    return SharedPlan(rows, tile_keys, 256, warps, 3, splits, tiles)
+    return SharedPlan(rows, tile_keys, 256, warps, 3, max(1, min(splits, MAX_SHARED_SPLITS)))
 
 
 def _plan_few_programs(per_sm: int, wide: bool) -> SplitPlan:
