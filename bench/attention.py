@@ -34,6 +34,9 @@ CROWDS = {
     "32x800": [800] * 32,
     "8x800": [800] * 8,
     "16x32000": [32000] * 16,
+    "9x32000": [32000] * 9,
+    "32000 and 15x300": [32000] + [300] * 15,
+    "32000 and 63x600": [32000] + [600] * 63,
 }
 PROMPTS = {
     "4x4096": [(4096, 4096)] * 4,
@@ -64,11 +67,12 @@ class Cached:
         self.counters = torch.zeros(1 << 16, dtype=torch.int32, device="cuda")
         self.decodes = len(rows) if all(n == 1 for n, _ in rows) else 0
 
-    def calls(self):
+    def calls(self, balanced=False):
         return [
             lambda cache=cache: paged_attention(
                 self.q, cache, self.tables, self.starts, self.contexts, D**-0.5,
                 decodes=self.decodes, k=self.k, v=self.v, counters=self.counters,
+                balanced=balanced,
             )
             for cache in self.caches
         ]  # fmt: skip
@@ -102,10 +106,10 @@ def decode(report, copy):
     for model, heads in HEADS.items():
         for name, contexts in CROWDS.items():
             cached = Cached([(1, c) for c in contexts], *heads)
-            ms = graph_ms(cached.calls())
+            ms, even = (graph_ms(cached.calls(balanced)) for balanced in (False, True))
             rate = cached.bytes() / ms * 1e3
             report(what="decode", model=model, case=name, us=ms * 1e3, tb_s=rate / 1e12,
-                   share=rate / copy)  # fmt: skip
+                   share=rate / copy, balanced_us=even * 1e3)  # fmt: skip
 
 
 def one(report, copy):

@@ -69,6 +69,9 @@ class AttentionMetadata:
     shared: SharedPrefixes | None = None  # of the `decodes` sequences; None: each reads all keys
     prompts: Sequence[tuple[int, int]] = ()
     """Queries and contexts, as the host has them, of the sequences after `decodes`; (): unknown."""
+    balanced: bool = False
+    """Whether the keys of the `decodes` sequences are divided evenly, because some context is
+    long."""
     drafts: bool = False
     """Whether all rows decode, and may be of one sequence, one after the other: each sees the keys
     that those before it write in this step."""
@@ -120,6 +123,14 @@ class SharedAttentionStep(AttentionStep, Protocol):
 
     def with_shared(self, shared: SharedPrefixes) -> AttentionStep:
         """The step with these groups of its sequences, all of one query."""
+        ...
+
+
+class BalancedAttentionStep(AttentionStep, Protocol):
+    """One step's attention in which the keys of decoding sequences can be divided evenly."""
+
+    def with_balance(self) -> AttentionStep:
+        """The step in which one long context is read by many programs, whatever the others are."""
         ...
 
 

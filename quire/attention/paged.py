@@ -74,6 +74,7 @@ class PagedAttentionStep:
             metadata.spans if layer.spans else None,
             metadata.shared,
             metadata.drafts,
+            metadata.balanced,
         )
 
     def with_spans(self, spans: Tensor) -> AttentionStep:
@@ -83,6 +84,10 @@ class PagedAttentionStep:
     def with_shared(self, shared: SharedPrefixes) -> AttentionStep:
         """The step with these groups of its sequences, all of one query."""
         return replace(self, metadata=replace(self.metadata, shared=shared))
+
+    def with_balance(self) -> AttentionStep:
+        """The step in which the keys of decoding sequences are divided evenly."""
+        return replace(self, metadata=replace(self.metadata, balanced=True))
 
     def run_cross(self, q: Tensor, layer: AttentionLayer) -> Tensor:
         """Attend q [T, H, D] to the sources of its tokens.

@@ -53,8 +53,8 @@ def _case(
     """rows: (queries, context) of each sequence. Blocks before a window are given back (-1).
 
     features: words out of sinks, alibi, bias, rows, spans, fresh, decodes (single queries first),
-    drafts (contexts that grow by one are of one sequence), shared (of those that decode, sequences
-    in turn begin with the same three, or two, blocks);
+    drafts (contexts that grow by one are of one sequence), balanced, shared (of those that decode,
+    sequences in turn begin with the same three, or two, blocks);
     of a cache of 8 bits fp8, e5m2 and int8 (scales of the layer), int8_head, int8_token, fp8_token.
     """
     heads, kv_heads, size, block = shape
@@ -106,6 +106,8 @@ def _with(case: dict[str, Any], features: list[str], rows: list[tuple[int, int]]
     for feature in features:
         if feature in _CODED:
             case |= _coded(cache, *_CODED[feature])
+    if "balanced" in features:
+        case["balanced"] = True
     if "rows" in features:
         order = torch.randperm(sequences + 2, device=q.device)[:sequences]
         shuffled = torch.full((sequences + 2, tables.shape[1]), -1, dtype=torch.int32)
@@ -259,6 +261,12 @@ def _feature_cases(device: torch.device) -> Iterator[dict[str, Any]]:
     yield _case(device, (8, 1, 128, 16), [*chains, *long], bf16, window=100, features=chained)
     yield _case(device, (32, 1, 32, 16), chains, fp32, features=chained)
     yield _case(device, (3, 1, 64, 16), [(1, c) for c in range(1, 90)], fp32, features=chained)
+    unlike = [(1, c) for c in (1500, 33, 0, 1, 64, 700, 130)]
+    for feature in ("", "rows sinks alibi", "fp8", "int8_token rows", "bias"):
+        yield _case(device, shape, unlike, bf16, features=f"decodes balanced {feature}")
+    yield _case(device, (8, 2, 128, 16), [*unlike, (9, 80)], bf16, features="decodes balanced")
+    yield _case(device, (2, 1, 256, 16), unlike, bf16, features="decodes balanced")
+    yield _case(device, shape, unlike, fp32, features="decodes balanced rows")
     long = [(1, 1100), (40, 1400)]
     yield _case(device, (8, 2, 64, 16), long, bf16, window=100, features="int8_token")
     yield _case(device, (4, 2, 80, 8), long, fp32, softcap=5.0, features="int8_token alibi")
@@ -295,6 +303,7 @@ def _native(
     spans: Tensor | None = None,
     shared: SharedPrefixes | None = None,
     drafts: bool = False,
+    balanced: bool = False,
 ) -> Tensor:
     if sinks is not None or rows is not None or not has_dense_heads(cache):
         return NotImplemented
@@ -369,6 +378,7 @@ def paged_attention(
     spans: Tensor | None = None,
     shared: SharedPrefixes | None = None,
     drafts: bool = False,
+    balanced: bool = False,
 ) -> Tensor:
     """Attend every query row to the cached tokens of its sequence.
 
@@ -389,7 +399,8 @@ def paged_attention(
     The rest only makes it faster: the first `decodes` sequences have one query each; no context
     exceeds max_context; k, v: [T, K, D], the step's own keys and values; counters: zeros, int32,
     at least decodes * K of them, left as they were; shared: of the first `decodes` sequences,
-    whose tables begin with the same blocks. Returns a new [T, H, D] in q.dtype.
+    whose tables begin with the same blocks; balanced: the keys of the first `decodes` sequences are
+    divided evenly, for contexts that are long. Returns a new [T, H, D] in q.dtype.
     """
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
     starts, lengths = q_starts.tolist(), contexts.tolist()

@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 
 from quire.attention.base import SharedAttentionStep
+from quire.core.types import StepPlan
 from quire.kernels.formats.shared_prefixes import SharedPrefixes
 from quire.models.base import StepInputs
 from quire.runner.parts.base import NoOwnGraphs
+from quire.runner.step_batch import StepBatch
 from quire.sampling.h2d import to_device
 
 LEAST_GROUP: Final = 4
@@ -98,6 +100,15 @@ def _best_group(rows: list[int], common: Iterator[int]) -> PrefixGroup:
     return PrefixGroup([row for row, own in zip(rows, blocks) if own >= depth], depth)
 
 
+def find_worthy_groups(plan: StepPlan, batch: StepBatch) -> list[PrefixGroup]:
+    """Return the groups of a step's rows; [] if they would save too little, or another feature has
+    a part in the step."""
+    if not batch.decode_only or batch.uses_drafts or plan.parts or len(batch.rows) < LEAST_ROWS:
+        return []
+    groups = find_groups([plan.rows[i].seq.tables[0] for i in batch.rows])
+    return groups if sum(group.saved for group in groups) >= LEAST_SAVED else []
+
+
 class SharedPrefixRows(NoOwnGraphs):
     """The variant of decode steps with groups. What its kernels read has fixed addresses."""
 
@@ -106,6 +117,7 @@ class SharedPrefixRows(NoOwnGraphs):
     decodes = True
     has_prompts = False
     least_rows = LEAST_ROWS
+    most_rows = None
     rotary_axes = 1
 
     def __init__(

@@ -33,6 +33,7 @@ class TableShape(NamedTuple):
     drafts: int = 0  # that a model proposes for a row at most; 0: none does
     synthetic: tuple[float, ...] | None = None  # of a benchmark: acceptance of drafts by position
     shares_prefixes: bool = False  # attention reads leading blocks of several rows once
+    divides_keys: bool = False  # attention divides the keys of decoding rows evenly
 
     @property
     def tables(self) -> int:

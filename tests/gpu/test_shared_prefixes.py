@@ -5,8 +5,8 @@ import torch
 
 from quire import LLM, SamplingParams
 from quire.kernels.framework import late_work
+from quire.runner import shared_prefixes
 from quire.runner.gpu.cuda_graphs import CudaGraphCache
-from quire.runner.parts import shared_prefixes
 from tests.cpu.tiny_models import write_model
 
 OPTIONS = {

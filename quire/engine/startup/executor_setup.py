@@ -42,12 +42,14 @@ from quire.models._adapter_targets import (
 from quire.models.base import LanguageModel, ModelConfig
 from quire.models.build import build_model, describe_adaptable
 from quire.pooling.pooler import Pooler
+from quire.runner import long_contexts
 from quire.runner.adapters.adapted_layer import SlotSizes
 from quire.runner.adapters.banks import AdapterBanks
 from quire.runner.cpu.tape_cache import tape_rows
 from quire.runner.device_worker import DeviceWorker
 from quire.runner.expert_steps import ExpertSteps
 from quire.runner.kv_tensors import allocate_kv_tensors
+from quire.runner.long_contexts import attach_long_contexts
 from quire.runner.media.media_rows import attach_media_rows
 from quire.runner.model_input import ModelInputBuilder
 from quire.runner.model_runner import ModelRunner
@@ -109,6 +111,8 @@ def load_model(
     if shape.shares_prefixes:
         group = max(model_config.heads // model_config.kv_heads, 1)
         attach_shared_prefixes(model, shape.max_seqs, shape.block_size, group, device)
+    if shape.divides_keys:
+        attach_long_contexts(model)
     if config.aligns_sources and config.encoder is not None and config.encoder.speech is not None:
         speech = config.encoder.speech
         attach_alignment(model, speech.alignment_heads, speech.alignment_width)
@@ -278,21 +282,41 @@ def table_shape(config: EngineConfig) -> TableShape:
         drafts=config.speculation.max_drafts if drafts_with_weights(config.speculation) else 0,
         synthetic=config.speculation.synthetic_rates,
         shares_prefixes=_shares_prefixes(config),
+        divides_keys=_divides_keys(config),
     )
 
 
 def _shares_prefixes(config: EngineConfig) -> bool:
     """Whether leading blocks of several rows are read once: on GPUs, by the backend `paged`, of
     models whose layers all see the whole context."""
+    return (
+        _attends_by_pages(config)
+        and config.scheduler.max_num_seqs >= LEAST_ROWS
+        and len(config.cache.groups) == 1
+        and not any(one.window for one in config.cache.layers)
+    )
+
+
+def _divides_keys(config: EngineConfig) -> bool:
+    """Whether keys of long contexts are divided evenly: not in float32, where a result must not
+    depend on other rows."""
+    return (
+        _attends_by_pages(config)
+        and config.model.dtype != "float32"
+        and config.scheduler.max_model_len >= long_contexts.LONG_CONTEXT
+    )
+
+
+def _attends_by_pages(config: EngineConfig) -> bool:
+    """Whether a step's attention is that of the backend `paged` on a GPU, which has variants."""
     layers, wanted = config.cache.layers, config.device.attention_backend
     return (
         config.device.kind == "cuda"
         and config.generates
         and config.parallel.data == config.parallel.context == 1
-        and config.scheduler.max_num_seqs >= LEAST_ROWS
         and wanted in ("auto", "paged")
-        and len(config.cache.groups) == 1
-        and not any(one.window or one.latent or one.cross for one in layers)
+        and bool(config.cache.groups)
+        and not any(one.latent or one.cross for one in layers)
     )
 
 

@@ -48,9 +48,11 @@ from quire.models.base import LanguageModel, StepInputs
 from quire.pooling.pooling_rows import SEQUENCE_TASKS, PoolingRows, ResultKind
 from quire.runner.adapters.adapted_layer import SlotLoad
 from quire.runner.adapters.banks import find_banks
+from quire.runner.long_contexts import find_long_contexts
 from quire.runner.parts.adapters import AdaptersPart
 from quire.runner.parts.base import ForwardOutput, PendingPart, StepPart, StepVariant
 from quire.runner.parts.encoder import EncoderPart, EncoderSource
+from quire.runner.parts.long_contexts import LongContextsPart
 from quire.runner.parts.pooling import PoolingPart
 from quire.runner.parts.prompt_embeds import PromptEmbedsPart
 from quire.runner.parts.prompt_logprobs import CHUNK_POSITIONS, PromptLogprobsPart, PromptRow
@@ -187,6 +189,8 @@ def run_steps(runner: Any, config: EngineConfig) -> None:
             worker.compute(batch, ())
             if find_shared_prefixes(model) is not None and batch.decode_only:
                 worker.compute(batch, [SharedPrefixesPart(())])
+            if find_long_contexts(model) is not None and LongContextsPart.serves(batch):
+                worker.compute(batch, [LongContextsPart()])
         ranks = config.parallel.data
         for count in sizes(ranks * scheduler.max_num_batched_tokens) if ranks > 1 else ():
             with runner.experts.step((0, count, *[0] * (ranks - 2))):

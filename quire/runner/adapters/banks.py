@@ -163,6 +163,7 @@ class AdapterBanks(NoOwnGraphs):
 
     decodes = True
     least_rows = 1
+    most_rows = None
     has_prompts = True
     rotary_axes = 1
 
@@ -205,6 +206,7 @@ class WideAdapters(NoOwnGraphs):
 
     decodes = True
     least_rows = 1
+    most_rows = None
     has_prompts = True
     rotary_axes = 1
 

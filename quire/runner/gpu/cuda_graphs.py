@@ -182,7 +182,8 @@ def decode_graph_groups(
     found: dict[Any, dict[DecodeGraph, None]] = {}
     steps = [(size, False) for size in capture_sizes(max_rows)]
     steps += [(size, True) for size in draft_sizes(draft_rows)]
-    steps = [(size, drafts) for size, drafts in steps if size >= variant.least_rows]
+    least, most = variant.least_rows, variant.most_rows or max_rows
+    steps = [(size, drafts) for size, drafts in steps if drafts or least <= size <= most]
     for size, drafts in sorted(steps, key=lambda step: (step[1], -step[0])):
         for kind in (None, *get_args(ChooserKind)):
             if size > max_rows and kind == "penalised":

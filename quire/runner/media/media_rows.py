@@ -32,6 +32,7 @@ class MediaRows:
     changes_logits = False
     decodes = False
     least_rows = 1
+    most_rows = None
     has_prompts = True
 
     def __init__(

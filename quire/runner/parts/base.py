@@ -69,8 +69,13 @@ class StepVariant(Protocol):
         ...
 
     @property
+    def most_rows(self) -> int | None:
+        """Rows of these steps, at most; None: as many as a step has."""
+        ...
+
+    @property
     def has_prompts(self) -> bool:
-        """Whether steps with it may have rows of prompts."""
+        """Whether steps with it and rows of prompts have graphs."""
         ...
 
     @property
@@ -126,6 +131,7 @@ class _PlainVariant(NoOwnGraphs):
     changes_logits = False
     decodes = True
     least_rows = 1
+    most_rows = None
     has_prompts = True
     rotary_axes = 1
 
@@ -165,6 +171,10 @@ class CombinedVariant(NamedTuple):
     @property
     def least_rows(self) -> int:
         return max(one.least_rows for one in self.variants)
+
+    @property
+    def most_rows(self) -> int | None:
+        return min((one.most_rows for one in self.variants if one.most_rows), default=None)
 
     @property
     def has_prompts(self) -> bool:

@@ -6,11 +6,9 @@ from quire.core.types import StepPlan
 from quire.models.base import LanguageModel
 from quire.runner.parts.base import StepPart, StepVariant
 from quire.runner.shared_prefixes import (
-    LEAST_ROWS,
-    LEAST_SAVED,
     PrefixGroup,
-    find_groups,
     find_shared_prefixes,
+    find_worthy_groups,
 )
 from quire.runner.slots import TableShape
 from quire.runner.step_batch import StepBatch
@@ -29,14 +27,8 @@ class SharedPrefixesPart(StepPart, frozen=True, array_like=True):
     def prepare(cls, plan: StepPlan, batch: StepBatch) -> SharedPrefixesPart | None:
         """Find them; None if they would save too little, or another feature has a part in the
         step."""
-        if not batch.decode_only or batch.uses_drafts or plan.parts:
-            return None
-        if len(batch.rows) < LEAST_ROWS:
-            return None
-        groups = find_groups([row.seq.tables[0] for row in plan.rows])
-        if sum(group.saved for group in groups) < LEAST_SAVED:
-            return None
-        return cls(tuple(groups))
+        groups = find_worthy_groups(plan, batch)
+        return cls(tuple(groups)) if groups else None
 
     @classmethod
     def variant(cls, model: LanguageModel) -> StepVariant | None:

@@ -26,6 +26,7 @@ class SourceLayers(NoOwnGraphs):
     changes_logits = False
     decodes = True
     least_rows = 1
+    most_rows = None
     has_prompts = True
     rotary_axes = 1
 

@@ -33,9 +33,10 @@ from quire.runner.gpu import (
 )
 from quire.runner.gpu.mixed_batch_graphs import GraphShape, graph_shapes
 from quire.runner.kv_tensors import allocate_kv_tensors
+from quire.runner.long_contexts import attach_long_contexts
 from quire.runner.model_input import ModelInputBuilder
 from quire.runner.model_runner import ModelRunner
-from quire.runner.parts import shared_prefixes as shared_prefixes_part
+from quire.runner.parts import long_contexts as long_contexts_part
 from quire.runner.shared_prefixes import SharedPrefixRows, attach_shared_prefixes
 from quire.sampling.sampler import Sampler
 from tests import tiers
@@ -97,13 +98,11 @@ def acted(monkeypatch):
     monkeypatch.setattr(cuda_graphs.CudaGraphCache, "_capture", lambda self, launch: Graph(launch))
 
 
-def engine_of(
-    hf=tiny.TINY, *, captured=True, shares_prefixes=False, make=tiny.engine_of, **settings
-):
+def engine_of(hf=tiny.TINY, *, captured=True, make=tiny.engine_of, shape=None, **settings):
     """An engine with the CUDA worker over CPU tensors, in which no step may capture.
 
-    captured: with the graphs that a start captures. shares_prefixes: the model has the variant.
-    make: the engine of these fields and settings.
+    captured: with the graphs that a start captures. shape: other fields of its block tables. make:
+    the engine of these fields and settings.
     """
 
     def device_half(model, config, processors=(), grammars=None, pooler=None, drafter=None):
@@ -121,7 +120,7 @@ def engine_of(
         sampler = Sampler(
             config.model.vocab, said.max_num_seqs, "cpu", asynchronous=True, grammars=grammars
         )
-        shape = table_shape(config)._replace(shares_prefixes=shares_prefixes)
+        sizes = table_shape(config)._replace(**shape or {})
         backend = _build_backend(config, tensors)
         if drafter is not None:
             drafter = build_drafter(drafter, config, backend, torch.device("cpu"))
@@ -130,7 +129,7 @@ def engine_of(
             model,
             backend,
             sampler,
-            shape,
+            sizes,
             cache=tensors,
             host_cache=host,
             max_tokens=said.max_num_batched_tokens,
@@ -141,7 +140,7 @@ def engine_of(
             drafter=drafter,
         )
         runner = ModelRunner(model, sampler, lane)
-        return Executor(ModelInputBuilder(shape), runner, threaded=False)
+        return Executor(ModelInputBuilder(sizes), runner, threaded=False)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tiny, "build_executor", device_half)
@@ -290,8 +289,8 @@ def test_rows_with_one_prefix_answer_as_alone(acted, replayed, monkeypatch, sett
     ):
         plan = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *a, plan=plan: plan(*a)._replace(splits=1))
-    monkeypatch.setattr(shared_prefixes_part, "LEAST_SAVED", 6)
-    monkeypatch.setattr(shared_prefixes_part, "LEAST_ROWS", 4)
+    monkeypatch.setattr(shared_prefixes, "LEAST_SAVED", 6)
+    monkeypatch.setattr(shared_prefixes, "LEAST_ROWS", 4)
     monkeypatch.setattr(SharedPrefixRows, "least_rows", 4)
     monkeypatch.setattr(shared_prefixes, "LEAST_GROUP", 3)
     hf = {**tiny.TINY, "num_hidden_layers": 1}
@@ -303,7 +302,9 @@ def test_rows_with_one_prefix_answer_as_alone(acted, replayed, monkeypatch, sett
     built = tiny.model_of(hf, torch.float32, "cpu")
     monkeypatch.setattr(built[0], "shared_prefixes", None, raising=False)  # others have this model
     attach_shared_prefixes(built[0], 8, 16, 2, torch.device("cpu"))
-    engine = engine_of(hf, built=built, shares_prefixes=True, seqs=8, budget=64, **settings)
+    engine = engine_of(
+        hf, built=built, shape={"shares_prefixes": True}, seqs=8, budget=64, **settings
+    )
     for one in work[:1], work[3:4]:  # their blocks are cached then
         tiny.run(engine, one)
     replayed.clear()
@@ -319,6 +320,34 @@ def test_rows_with_one_prefix_answer_as_alone(acted, replayed, monkeypatch, sett
     if "eager" not in settings:
         assert ("shared prefixes", True) in {(key.variant, known) for key, known in replayed}
         assert all(known for _, known in replayed)
+
+
+def test_steps_with_a_long_context_have_graphs_of_their_own(acted, replayed, monkeypatch):
+    """And so have steps with prompts that have no graph: then no graph at all."""
+    calls = []
+
+    def attend(q, *args):
+        calls.append((len(q), args[-1]))
+        return paged_attention(q, *args)
+
+    monkeypatch.setattr(paged, "paged_attention", attend)
+    monkeypatch.setattr(long_contexts_part, "LONG_CONTEXT", 50)
+    monkeypatch.setattr(long_contexts_part, "LEAST_KEYS", 60)
+    monkeypatch.setattr(long_contexts_part, "CAPTURED_TOKENS", 32)
+    work = [tiny.request("a", range(55), 30), tiny.request("late", range(5, 75), 9)]
+    work[0:0] = [tiny.request(f"b{i}", [7 + i], 30) for i in range(4)]
+    want, _ = tiny.run(engine_of(seqs=6, budget=48, eager=True), work, stagger=1)
+    built = tiny.model_of(tiny.TINY, torch.float32, "cpu")
+    monkeypatch.setattr(built[0], "long_contexts", None, raising=False)  # others have this model
+    attach_long_contexts(built[0])
+    engine = engine_of(built=built, shape={"divides_keys": True}, seqs=6, budget=48)
+    replayed.clear(), calls.clear()
+    got, _ = tiny.run(engine, work, stagger=1)
+    assert got == want
+    names = {(key.variant, key.size) for key, known in replayed if known and hasattr(key, "size")}
+    assert ("long contexts", 6) in names
+    assert any(name == "" for name, _ in names)
+    assert any(balanced and tokens > 32 for tokens, balanced in calls)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ body = pytest.importorskip(
     "quire.kernels.gpu.attention.paged_attention", reason="triton is not installed"
 )
 cut = pytest.importorskip("quire.kernels.gpu.attention.split_plan")
+decode_body = pytest.importorskip("quire.kernels.gpu.attention.paged_attention_decode")
 CPU = torch.device("cpu")
 REFERENCE = OPS["paged_attention"].reference
 
@@ -71,6 +72,51 @@ def test_in_float32_a_row_does_not_depend_on_the_others():
             "decodes": 1,
         }
         assert torch.equal(run(alone), whole[s : s + 1])
+
+
+UNLIKE = [900, 33, 0, 1, 64, 800]
+
+
+@pytest.mark.parametrize(
+    "features", ["rows sinks", *tiers.long("", "int8_token rows", "alibi fp8")]
+)
+@pytest.mark.parametrize("contexts", [UNLIKE, *tiers.long([3000], [300] * 5, [0, 0, 5])])
+def test_keys_of_long_contexts_are_divided_evenly(monkeypatch, contexts, features):
+    monkeypatch.setattr(cut, "sm_count", lambda _: 8)
+    case = decoding(contexts, f"decodes balanced {features}", torch.bfloat16)
+    counters = torch.zeros(64, dtype=torch.int32)
+    got = run(case, counters=counters)
+    assert not counters.any()
+    torch.testing.assert_close(got, REFERENCE(**case), atol=2e-2, rtol=2e-2)
+
+
+def test_no_range_is_longer_than_a_share_of_all_keys(monkeypatch):
+    """Of 6 programs a head, three times as many for 6 rows; each part has a place of its own."""
+    monkeypatch.setattr(cut, "sm_count", lambda _: 4)
+    monkeypatch.setattr(cut, "BALANCED_CHUNK", 64)
+    case = decoding(UNLIKE, "decodes balanced", torch.bfloat16)
+    lengths, parts = [], []
+    attend, store = decode_body.attend_range, decode_body.store_or_merge
+
+    def noted(*args):
+        lengths.append(int(args[10]) - int(args[9]))
+        return attend(*args)
+
+    def stored(*args):
+        split, used, first = map(int, args[14:17])
+        parts.extend([first + split] * (used > 1))
+        return store(*args)
+
+    monkeypatch.setattr(decode_body, "attend_range", noted)
+    monkeypatch.setattr(decode_body, "store_or_merge", stored)
+    run(case)
+    assert len({*parts}) == len(parts) == 2 * (5 + 5)
+    assert sorted(lengths) == sorted(2 * [*[192] * 4, 132, 33, 0, 1, 64, *[192] * 4, 32])
+
+
+def test_in_float32_keys_are_never_divided_evenly():
+    case = decoding([600, 5, 64], "decodes balanced")
+    assert torch.equal(run(case), run(case | {"balanced": False}))
 
 
 @pytest.mark.parametrize("splits", [1, *tiers.long(3, 8)])

@@ -95,13 +95,14 @@ def launch(
     spans: Tensor | None = None,
     shared: SharedPrefixes | None = None,
     drafts: bool = False,
+    balanced: bool = False,
 ) -> None:
     """Start the kernels of one step."""
     if window or alibi is not None or position_bias is not None:
         shared = None
     extras = AttentionExtras(
         scale, window, softcap, sinks, alibi, rows, max_context, k_scale, v_scale, counters,
-        position_bias, scales, spans, shared,
+        position_bias, scales, spans, shared, balanced and not drafts,
     ).device(cache)  # fmt: skip
     if decodes and drafts and packed.supports(q, cache, extras):
         packed.launch(outs, q, cache, tables, contexts, decodes, extras)
@@ -172,7 +173,7 @@ def decode(
     pdl = not decode_kernel.interpreted
     parts = _attend_shared(q, cache, tables, rows, extras)
     decode_kernel(
-        (rows * kv_heads * cut.splits, 1, 1),
+        (cut.programs(rows) * kv_heads, 1, 1),
         (
             q, cache, extras.scales, tables, extras.rows, contexts, out,
             *allocate_split_workspace(q, kv_heads, rows, cut, extras.counters), extras.sinks,
@@ -188,7 +189,8 @@ def decode(
             max(16, next_power_of_2(group)), max(16, next_power_of_2(size)),
             cut.tile_keys, cut.min_chunk, cut.may_split, cut.stages, extras.rows is not None,
             extras.window is not None, extras.softcap is not None, extras.sinks is not None,
-            extras.alibi is not None, extras.reach, parts.chunk, q.dtype == torch.float32, pdl,
+            extras.alibi is not None, extras.reach, parts.chunk, cut.balanced,
+            q.dtype == torch.float32, pdl,
         ),
         warps=cut.warps,
         pdl=pdl,

@@ -8,6 +8,9 @@ The length of a range depends on the context and on `splits`, on nothing else of
 are merged in the order of the ranges, so the result does not depend on which program was last.
 Leading keys that sequences share were read by paged_attention_shared: its parts are merged too.
 
+Where contexts are long (BALANCED), the ranges depend on all contexts: none is longer than a
+program's share of all keys, so that one long context does not leave most of the device idle.
+
 Axes: S sequences, K kv heads, G query heads of one KV head, D head size, B block size.
 """
 
@@ -57,6 +60,39 @@ def split_range(context, window, split, splits, TILE: tl.constexpr, CHUNK: tl.co
     used = tl.maximum(tl.cdiv(context - origin, tl.maximum(size, 1)), 1)
     start = origin + split * size
     return first, start, tl.minimum(start + size, context), used
+
+
+@triton.jit
+def find_balanced_range(contexts_ptr, room, K: tl.constexpr, TILE: tl.constexpr,
+                        CHUNK: tl.constexpr, SP: tl.constexpr):  # fmt: skip
+    """(KV head, sequence, its context, start, stop, range, ranges in use, number of the sequence's
+    first part) of one program.
+
+    room: ranges of a KV head, more than sequences. The ranges of all sequences follow one another
+    in the grid, which has as many programs of a head as sequences and `room`: the last are unused,
+    and have no range in use. SP: a power of two, at least the number of sequences.
+    """
+    kh = tl.program_id(0) % K
+    number = tl.program_id(0) // K
+    programs = tl.num_programs(0) // K
+    sequences = programs - room
+    i = tl.arange(0, SP)
+    contexts = tl.load(contexts_ptr + i, mask=i < sequences, other=0)
+    tiles = (contexts + TILE - 1) // TILE
+    rows = tl.sum((contexts > 0).to(tl.int32), 0)
+    longest = tl.maximum(tl.cdiv(tl.sum(tiles, 0), room - rows), CHUNK // TILE)
+    ranges = tl.where(i < sequences, tl.maximum((tiles + longest - 1) // longest, 1), 0)
+    ends = tl.cumsum(ranges, 0)
+    s = tl.sum(((ends <= number) & (i < sequences)).to(tl.int32), 0)
+    context = tl.sum(tl.where(i == s, contexts, 0), 0)
+    used = tl.sum(tl.where(i == s, ranges, 0), 0)
+    begin = tl.sum(tl.where(i == s, ends - ranges, 0), 0)
+    split = number - begin
+    size = tl.cdiv(tl.cdiv(context, TILE), tl.maximum(used, 1)) * TILE
+    start = split * size
+    stop = tl.minimum(start + size, context)
+    part = kh.to(tl.int64) * programs + begin
+    return kh, s, context, start, stop, split, used, part
 
 
 @triton.jit
@@ -115,25 +151,28 @@ def attend_range(acc, total, top, q, cache_ptr, scales_ptr, table, kh, first, st
 @triton.jit
 def store_or_merge(acc, total, top, part_ptr, stats_ptr, done_ptr, out_ptr, sinks_ptr,
                    shared_part_ptr, shared_stats_ptr, shared, shared_splits, s, kh, split, used,
-                   splits,
+                   part,
                    K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, GP: tl.constexpr,
                    DP: tl.constexpr, SPLIT: tl.constexpr, SINKS: tl.constexpr,
                    SHARED: tl.constexpr):  # fmt: skip
-    """Store the result, or a part of it; the program that stores the last part merges them all."""
+    """Store the result, or a part of it; the program that stores the last part merges them all.
+
+    part: number of the sequence's first part of this head, int64.
+    """
     g = tl.arange(0, GP)
     d = tl.arange(0, DP)
     real = (g < G)[:, None] & (d < D)[None, :]
     place = s.to(tl.int64) * K + kh
     GM: tl.constexpr = triton.next_power_of_2(G)
     if SPLIT and used > 1:
-        mine = place * splits + split
+        mine = part + split
         tl.store(part_ptr + mine * (G * D) + g[:, None] * D + d[None, :], acc, mask=real)
         tl.store(stats_ptr + mine * (2 * G) + g, top, mask=g < G)
         tl.store(stats_ptr + mine * (2 * G) + G + g, total, mask=g < G)
         tl.debug_barrier()  # every thread's part is stored before one of them counts it
         if tl.atomic_add(done_ptr + place, 1, sem="acq_rel") == used - 1:
             whole, whole_total, whole_top = merge_parts(
-                part_ptr, stats_ptr, place, used, splits, G, D, GM, DP
+                part_ptr, stats_ptr, part, used, G, D, GM, DP
             )
             store_result(
                 whole, whole_total, whole_top, out_ptr, sinks_ptr, shared_part_ptr,
@@ -156,8 +195,8 @@ def decode_kernel(
     rows_ptr,  # [S] row of the table, if HAS_ROWS
     contexts_ptr,  # [S]
     out_ptr,  # [S, K * G, D]
-    part_ptr,  # [S, K, splits, G, D] fp32, if SPLIT
-    stats_ptr,  # [S, K, splits, 2, G] fp32: maximum, sum
+    part_ptr,  # [S, K, splits, G, D] fp32, if SPLIT; [K, S + splits, G, D], if BALANCED
+    stats_ptr,  # the same with [2, G]: maximum, sum
     done_ptr,  # [S * K] int32, zeros before and after
     sinks_ptr,  # [K * G]
     alibi_ptr,  # [K * G]
@@ -169,7 +208,7 @@ def decode_kernel(
     softcap,
     v_scale,
     window,
-    splits,
+    splits,  # most ranges of a context; if BALANCED, ranges of a KV head
     shared_splits,
     K: tl.constexpr,
     G: tl.constexpr,
@@ -197,27 +236,35 @@ def decode_kernel(
     ALIBI: tl.constexpr,
     REACH: tl.constexpr,
     SHARED: tl.constexpr,  # the shortest range of shared keys; 0: there are none
+    BALANCED: tl.constexpr,  # a power of two >= S; 0: ranges depend on their own context alone
     IEEE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    kh, s, split, _ = find_program(splits, K)
     if PDL:
         launch_dependents()
         wait_for_previous_kernel()
-    context = tl.load(contexts_ptr + s)
+    shared = 0
+    if BALANCED:
+        kh, s, context, start, stop, split, used, part = find_balanced_range(
+            contexts_ptr, splits, K, TILE, CHUNK, BALANCED
+        )
+        first = 0
+    else:
+        kh, s, split, _ = find_program(splits, K)
+        context = tl.load(contexts_ptr + s)
+        BOUND: tl.constexpr = WINDOW or SHARED > 0
+        if SHARED:
+            shared = tl.load(shared_ptr + s)
+            window = context - shared
+        first, start, stop, used = split_range(
+            context, window, split, splits, TILE, CHUNK, SPLIT, BOUND
+        )
+        part = (s.to(tl.int64) * K + kh) * splits
+    if split >= used:
+        return
     row = s
     if HAS_ROWS:
         row = tl.load(rows_ptr + s)
-    BOUND: tl.constexpr = WINDOW or SHARED > 0
-    shared = 0
-    if SHARED:
-        shared = tl.load(shared_ptr + s)
-        window = context - shared
-    first, start, stop, used = split_range(
-        context, window, split, splits, TILE, CHUNK, SPLIT, BOUND
-    )
-    if split >= used:
-        return
     g = tl.arange(0, GP)
     d = tl.arange(0, DP)
     head = kh * G + g
@@ -241,6 +288,6 @@ def decode_kernel(
         acc = acc * v_scale
     store_or_merge(
         acc, total, top, part_ptr, stats_ptr, done_ptr, out_ptr, sinks_ptr, shared_part_ptr,
-        shared_stats_ptr, shared, shared_splits, s, kh, split, used, splits, K, G, D, GP, DP, SPLIT,
+        shared_stats_ptr, shared, shared_splits, s, kh, split, used, part, K, G, D, GP, DP, SPLIT,
         SINKS, SHARED,
     )  # fmt: skip

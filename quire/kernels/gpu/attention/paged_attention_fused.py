@@ -281,7 +281,7 @@ def fused_decode_kernel(
         acc = acc * v_scale
     store_or_merge(
         acc, total, top, part_ptr, stats_ptr, done_ptr, out_ptr, sinks_ptr, part_ptr, stats_ptr, 0,
-        0, s, kh, split, used, splits, K, G, D, GP, D, SPLIT, SINKS, 0,
+        0, s, kh, split, used, (t * K + kh) * splits, K, G, D, GP, D, SPLIT, SINKS, 0,
     )  # fmt: skip
 
 
@@ -306,14 +306,18 @@ def parse_extras(
     spans: Tensor | None = None,
     shared: SharedPrefixes | None = None,
     drafts: bool = False,
+    balanced: bool = False,
 ) -> tuple[AttentionExtras | None, bool]:
     """The arguments of paged_attention, and whether rows of one sequence follow one another.
 
-    None: not one query per sequence, a bias, or sequences that share keys. Rows with drafts are for
-    paged_attention_drafts_fused: here a row would read keys that another program writes.
+    None: not one query per sequence, a bias, sequences that share keys, or balanced ranges. Rows
+    with drafts are for paged_attention_drafts_fused: here a row would read keys that another
+    program writes.
     """
     biased = alibi is not None or position_bias is not None or shared is not None
-    if not decodes == q.shape[0] == contexts.shape[0] or biased or (drafts and rows is None):
+    if not decodes == q.shape[0] == contexts.shape[0] or biased or balanced:
+        return None, drafts
+    if drafts and rows is None:
         return None, drafts
     extras = AttentionExtras(
         scale, window, softcap, sinks, None, rows, max_context, k_scale, v_scale, counters,

@@ -27,25 +27,24 @@ def shared_range(tokens, splits, CHUNK: tl.constexpr):
 
 @triton.jit
 def merge_parts(
-    part_ptr,  # [places, splits, G, D]
-    stats_ptr,  # [places, splits, 2, G]: maximum, sum
-    place,  # int64
+    part_ptr,  # [parts, G, D]
+    stats_ptr,  # [parts, 2, G]: maximum, sum
+    first,  # int64: number of the first part
     used,
-    splits,
     G: tl.constexpr,
     D: tl.constexpr,
     GP: tl.constexpr,  # power of two >= G
     DP: tl.constexpr,
 ):
-    """(acc, total, top) over the first `used` parts of a place."""
+    """(acc, total, top) over `used` parts that follow one another."""
     acc, total, top = begin_sums(GP, DP)
-    return absorb_parts(acc, total, top, part_ptr, stats_ptr, place, used, splits, G, D, GP, DP)
+    return absorb_parts(acc, total, top, part_ptr, stats_ptr, first, used, G, D, GP, DP)
 
 
 @triton.jit
-def absorb_parts(acc, total, top, part_ptr, stats_ptr, place, used, splits,
+def absorb_parts(acc, total, top, part_ptr, stats_ptr, first, used,
                  G: tl.constexpr, D: tl.constexpr, GP: tl.constexpr, DP: tl.constexpr):  # fmt: skip
-    """(acc, total, top) with the first `used` parts of a place, laid out as for merge_parts()."""
+    """(acc, total, top) with `used` parts, laid out as for merge_parts()."""
     # parts whose loads are under way at once: as many as 64 registers a thread hold
     MERGE: tl.constexpr = max(2, min(16, 8192 // (GP * DP)))
     g = tl.arange(0, GP)
@@ -56,7 +55,7 @@ def absorb_parts(acc, total, top, part_ptr, stats_ptr, place, used, splits,
         # unrolled: the loads of all turns are under way before the first is needed
         for i in tl.static_range(MERGE):
             there = low + i < used
-            mine = place * splits + low + i
+            mine = first + low + i
             # past L1 (.cg): other programs wrote these, and a line of it may be stale here
             some = tl.load(
                 part_ptr + mine * (G * D) + where, mask=mask & there, other=0.0,
@@ -89,7 +88,7 @@ def store_result(acc, total, top, out_ptr, sinks_ptr, shared_part_ptr, shared_st
     if SHARED:
         _, used = shared_range(shared, shared_splits, SHARED)
         acc, total, top = absorb_parts(
-            acc, total, top, shared_part_ptr, shared_stats_ptr, place, used, shared_splits,
+            acc, total, top, shared_part_ptr, shared_stats_ptr, place * shared_splits, used,
             G, D, GP, DP,
         )  # fmt: skip
     if SINKS:

@@ -322,7 +322,7 @@ def prefill_kernel(
         if turn < used - 1:
             return
         if used > 1:
-            acc, total, top = merge_parts(part_ptr, stats_ptr, place, used, splits, M, D, M, DP)
+            acc, total, top = merge_parts(part_ptr, stats_ptr, place * splits, used, M, D, M, DP)
             tl.store(done_ptr + place, 0)
     if SINKS:
         sink = tl.load(sinks_ptr + head, mask=m < QUERIES * G, other=0.0).to(tl.float32) * LOG2E

@@ -124,7 +124,7 @@ def merge_slice_kernel(
     context = tl.load(contexts_ptr + s)
     _, _, _, used = split_range(context, window, 0, splits, TILE, CHUNK, True, WINDOW)
     place = s.to(tl.int64) * K + kh
-    acc, total, top = merge_parts(part_ptr, stats_ptr, place, used, splits, G, D, GP, DP)
+    acc, total, top = merge_parts(part_ptr, stats_ptr, place * splits, used, G, D, GP, DP)
     g = tl.arange(0, GP)
     d = tl.arange(0, DP)
     some = total > 0

@@ -49,6 +49,7 @@ class AttentionExtras(NamedTuple):
     scales: Tensor | None = None
     spans: Tensor | None = None
     shared: SharedPrefixes | None = None
+    balanced: bool = False
 
     @property
     def reach(self) -> int:
@@ -71,11 +72,19 @@ class SplitPlan(NamedTuple):
     stages: int
     splits: int
     max_splits: int = 1  # `splits` of the longest possible context
+    balanced: int = 0
+    """A power of two, at least the number of sequences: no range is longer than a share of all
+    their keys, one of `splits` less one for each sequence. 0: ranges depend on their own context
+    alone."""
+
+    def programs(self, rows: int) -> int:
+        """Programs of a KV head: those that a range of some context may need."""
+        return rows + self.splits if self.balanced else rows * self.splits
 
     @property
     def may_split(self) -> bool:
         """The kernel's identity: by the longest contexts, or each step would compile its own."""
-        return max(self.splits, self.max_splits) > 1
+        return self.balanced > 0 or max(self.splits, self.max_splits) > 1
 
 
 class SharedPlan(NamedTuple):
@@ -109,6 +118,8 @@ def plan_decode(
     """Sizes for one query per sequence. In float32 they are the same for every number of rows."""
     kv_heads, block, size = cache.shape[2:]
     wide, programs = size > 128, rows * kv_heads
+    if extras.balanced and _may_balance(q, kv_heads, extras):
+        return _plan_balanced(rows, kv_heads, q.device, wide)
     if q.dtype == torch.float32:
         cut = SplitPlan(16 if wide else 32, 64, 4, 3, MAX_DECODE_SPLITS)
     elif q.shape[1] // kv_heads > 32:
@@ -122,6 +133,34 @@ def plan_decode(
     bound = min(extras.max_context or 1 << 30, tables.shape[1] * block)
     splits = max(1, min(cut.splits, -(-bound // cut.min_chunk)))
     return cut._replace(splits=splits, max_splits=cut.splits)
+
+
+BALANCED_LAUNCH = (64, 2, 5, RESIDENT_PER_SM)
+"""Of balanced ranges: keys per iteration, warps, stages, programs of a multiprocessor."""
+
+BALANCED_CHUNK = 256
+"""Keys of the shortest balanced range."""
+
+LEAST_BALANCED = 64
+"""Sequences up to which launches with balanced ranges are one kernel."""
+
+
+def _plan_balanced(rows: int, kv_heads: int, device: torch.device, wide: bool) -> SplitPlan:
+    """As many ranges as run at once, none longer than their share of all keys; twice as many, and
+    so on, where there are half as many rows: a range is never longer than a row."""
+    tile, warps, stages, per_sm = BALANCED_LAUNCH
+    room = max(per_sm * sm_count(device) // kv_heads, 1)
+    room *= 1 + 2 * rows // room
+    sequences = max(next_power_of_2(rows), LEAST_BALANCED)
+    tile = tile // 2 if wide else tile
+    return SplitPlan(tile, BALANCED_CHUNK, warps, stages, room, room, sequences)
+
+
+def _may_balance(q: Tensor, kv_heads: int, extras: AttentionExtras) -> bool:
+    """Whether ranges may depend on all contexts: a result in float32 must not, and a window or
+    shared keys move where a range begins."""
+    bound = extras.window is not None or extras.shared is not None
+    return q.dtype != torch.float32 and not bound and q.shape[1] // kv_heads <= 32
 
 
 MAX_SHARED_SPLITS = 8
@@ -228,7 +267,7 @@ def allocate_split_workspace(
     """(parts, their maxima and sums, counters) of a split launch."""
     if not cut.may_split:
         return None, None, None
-    cells = rows * q.shape[1] * cut.splits
+    cells = cut.programs(rows) * q.shape[1]
     part = torch.empty(cells * q.shape[2], dtype=torch.float32, device=q.device)
     stats = torch.empty(cells * 2, dtype=torch.float32, device=q.device)
     if counters is None or counters.numel() < rows * kv_heads:

@@ -1,0 +1,53 @@
+"""Long contexts part: marks steps whose decoding rows divide their keys evenly among programs."""
+
+from __future__ import annotations
+
+from quire.config.memory.memory_plan import CAPTURED_TOKENS
+from quire.core.types import StepPlan
+from quire.models.base import LanguageModel
+from quire.runner.long_contexts import (
+    LARGE_SHARE,
+    LEAST_KEYS,
+    LONG_CONTEXT,
+    MOST_ROWS,
+    LongContextRows,
+    find_long_contexts,
+)
+from quire.runner.parts.base import StepPart
+from quire.runner.shared_prefixes import find_worthy_groups
+from quire.runner.slots import TableShape
+from quire.runner.step_batch import StepBatch
+
+
+class LongContextsPart(StepPart, frozen=True, array_like=True):
+    """Some row that decodes has a long context."""
+
+    @classmethod
+    def is_used(cls, shape: TableShape) -> bool:
+        return shape.divides_keys
+
+    @classmethod
+    def prepare(cls, plan: StepPlan, batch: StepBatch) -> LongContextsPart | None:
+        """None if no context is long, or the step has another way to attend, or another feature."""
+        if batch.max_context < LONG_CONTEXT or not cls.serves(batch) or plan.parts:
+            return None
+        contexts = batch.contexts[: batch.num_decodes]
+        longest, keys = int(contexts.max()), int(contexts.sum())
+        if longest < LONG_CONTEXT or keys < LEAST_KEYS or longest < LARGE_SHARE * keys:
+            return None
+        return None if find_worthy_groups(plan, batch) else cls()
+
+    @classmethod
+    def serves(cls, batch: StepBatch) -> bool:
+        """Whether a step of so many rows may have the part. Small ones with prompts have graphs,
+        which are of no variant."""
+        if batch.uses_drafts or not 0 < batch.num_decodes <= MOST_ROWS:
+            return False
+        return batch.decode_only or len(batch.token_ids) > CAPTURED_TOKENS
+
+    @classmethod
+    def variant(cls, model: LanguageModel) -> LongContextRows | None:
+        return find_long_contexts(model)
+
+
+PART = LongContextsPart
