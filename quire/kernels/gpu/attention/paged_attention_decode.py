@@ -29,7 +29,7 @@ from quire.kernels.gpu.attention.online_softmax import (
     online_softmax_step,
     scale_and_softcap,
 )
-from quire.kernels.gpu.attention.paged_attention_merge import merge_parts, store_result
+from quire.kernels.gpu.attention.paged_attention_merge import keep_rows, merge_parts, store_result
 from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.pdl import launch_dependents, wait_for_previous_kernel
 
@@ -180,9 +180,11 @@ def store_or_merge(acc, total, top, part_ptr, stats_ptr, done_ptr, out_ptr, sink
             )  # fmt: skip
             tl.store(done_ptr + place, 0)
     else:
+        ROWS: tl.constexpr = GM if SHARED else GP
+        own, own_total, own_top = keep_rows(acc, total, top, GP, ROWS, DP)
         store_result(
-            acc, total, top, out_ptr, sinks_ptr, shared_part_ptr, shared_stats_ptr, shared,
-            shared_splits, place, kh, G, D, GP, DP, SINKS, SHARED,
+            own, own_total, own_top, out_ptr, sinks_ptr, shared_part_ptr, shared_stats_ptr, shared,
+            shared_splits, place, kh, G, D, ROWS, DP, SINKS, SHARED,
         )  # fmt: skip
 
 

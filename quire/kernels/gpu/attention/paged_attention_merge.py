@@ -45,32 +45,47 @@ def merge_parts(
 def absorb_parts(acc, total, top, part_ptr, stats_ptr, first, used,
                  G: tl.constexpr, D: tl.constexpr, GP: tl.constexpr, DP: tl.constexpr):  # fmt: skip
     """(acc, total, top) with `used` parts, laid out as for merge_parts()."""
-    # parts whose loads are under way at once: as many as 64 registers a thread hold
-    MERGE: tl.constexpr = max(2, min(16, 8192 // (GP * DP)))
+    # parts whose loads are under way at once: with two warps, 128 registers of a thread
+    MERGE: tl.constexpr = max(1, min(16, 8192 // (GP * DP)))
     g = tl.arange(0, GP)
     d = tl.arange(0, DP)
     mask = (g < G)[:, None] & (d < D)[None, :]
     where = g[:, None] * D + d[None, :]
     for low in range(0, used, MERGE):
-        # unrolled: the loads of all turns are under way before the first is needed
-        for i in tl.static_range(MERGE):
-            there = low + i < used
-            mine = first + low + i
-            # past L1 (.cg): other programs wrote these, and a line of it may be stale here
-            some = tl.load(
-                part_ptr + mine * (G * D) + where, mask=mask & there, other=0.0,
-                cache_modifier=".cg",
-            )  # fmt: skip
-            stats = stats_ptr + mine * (2 * G) + g
-            its_top = tl.load(stats, mask=(g < G) & there, other=LOWEST_SCORE, cache_modifier=".cg")
-            its_sum = tl.load(stats + G, mask=(g < G) & there, other=0.0, cache_modifier=".cg")
-            higher = tl.maximum(top, its_top)
-            shrink = tl.exp2(top - higher)
-            weight = tl.exp2(its_top - higher)
-            total = total * shrink + its_sum * weight
-            acc = acc * shrink[:, None] + some * weight[:, None]
-            top = higher
+        i = low + tl.arange(0, MERGE)
+        there = i < used
+        mine = first + i
+        # past L1 (.cg): other programs wrote these, and a line of it may be stale here
+        some = tl.load(
+            part_ptr + mine[:, None, None] * (G * D) + where[None, :, :],
+            mask=there[:, None, None] & mask[None, :, :], other=0.0, cache_modifier=".cg",
+        )  # fmt: skip
+        stats = stats_ptr + mine[:, None] * (2 * G) + g[None, :]
+        real = there[:, None] & (g < G)[None, :]
+        tops = tl.load(stats, mask=real, other=LOWEST_SCORE, cache_modifier=".cg")
+        sums = tl.load(stats + G, mask=real, other=0.0, cache_modifier=".cg")
+        higher = tl.maximum(top, tl.max(tops, 0))
+        shrink = tl.exp2(top - higher)
+        weights = tl.exp2(tops - higher[None, :])
+        total = total * shrink + tl.sum(sums * weights, 0)
+        acc = acc * shrink[:, None] + tl.sum(some * weights[:, :, None], 0)
+        top = higher
     return acc, total, top
+
+
+@triton.jit
+def keep_rows(acc, total, top, GP: tl.constexpr, ROWS: tl.constexpr, DP: tl.constexpr):
+    """The first ROWS of GP rows. Those behind only fill the tile of a product, and would take most
+    of the instructions of a merge."""
+    if ROWS < GP:
+        g = tl.arange(0, ROWS)
+        return (
+            tl.gather(acc, tl.broadcast_to(g[:, None], [ROWS, DP]), 0),
+            tl.gather(total, g, 0),
+            tl.gather(top, g, 0),
+        )
+    else:
+        return acc, total, top
 
 
 @triton.jit
