@@ -35,8 +35,8 @@ class SlotJoin(msgspec.Struct, frozen=True, array_like=True):
     def from_sequence(cls, seq: Sequence, slot: int | None = None) -> SlotJoin:
         """Copy what the sampler needs. slot: the sequence's own if not given."""
         request, tokens = seq.request, list(seq.tokens)
-        if UNKNOWN in tokens:  # a token to come, or one that a preemption undid
-            del tokens[tokens.index(UNKNOWN) :]
+        if UNKNOWN in tokens[seq.prompt_len :]:  # one to come, or one that a preemption undid
+            del tokens[tokens.index(UNKNOWN, seq.prompt_len) :]
         for embeds in reversed(request.prompt_embeds):
             del tokens[embeds.start : embeds.start + embeds.length]
         embedded = sum(embeds.length for embeds in request.prompt_embeds)
