@@ -5,8 +5,8 @@
 Heads have random weights, so acceptance is made up: `length` is the mean number of tokens of a step.
 Of a method the head's shape follows the model's: EAGLE heads have a layer of its width, EAGLE-3 one
 with 32,000 tokens, Medusa as many heads as drafts; `draft_model` is the model itself. A round is one
-run of each kind; `ratio` is that of the quickest runs. `adaptive` leaves the number of drafts to the
-engine. MODEL: a folder or "embedded"; folders of make_models.py have no weights: --load-format dummy.
+run of each kind; `ratio` is that of the quickest runs. Each is measured with all drafts in every
+step, and with `adaptive`, where the engine chooses their number. MODEL: a folder or "embedded"; folders of make_models.py have no weights: --load-format dummy.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def measure(args: argparse.Namespace, off: Any, on: Any, rows: int, **said: obje
     draw, vocab = random.Random(rows), off.llm_engine.config.model.vocab
     prompts = [[draw.randrange(20, vocab) for _ in range(PROMPT)] for _ in range(rows)]
     best, figures = {False: 1e9, True: 1e9}, []
-    for one in (off, on):
+    for one in (off, on, on):
         run(one, prompts, args.tokens)
     for _ in range(args.rounds):
         for drafts, llm in ((False, off), (True, on)):
@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--rows", default="1,8,32")
     parser.add_argument("--lengths", default="3")
     parser.add_argument("--drafts", type=int, default=3)
-    parser.add_argument("--adaptive", action="store_true")
+    parser.add_argument("--adaptive", choices=("no", "yes", "both"), default="both")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", default="bfloat16")
@@ -135,11 +135,14 @@ def main() -> None:
                 "num_speculative_tokens": args.drafts,
                 "rejection_sample_method": "synthetic",
                 "synthetic_acceptance_length": length,
-                "adaptive": args.adaptive,
             }
             on = build(args, max(all_rows), given)
-            for rows in all_rows:
-                measure(args, off, on, rows, **said, length=length, adaptive=args.adaptive)
+            drafting = on.llm_engine.engine._scheduler._drafting
+            for adaptive in {"no": (False,), "yes": (True,), "both": (False, True)}[args.adaptive]:
+                drafting._adaptive = adaptive
+                for rows in all_rows:
+                    measure(args, off, on, rows, **said, length=length, adaptive=adaptive)
+            del on, drafting
 
 
 if __name__ == "__main__":

@@ -578,7 +578,7 @@ class CudaWorker:
         return self._build_pending_step(inputs, pending_parts, fetched, how.masks)
 
     def _propose(self, step: PendingStep, hidden: Tensor | None, size: int = 0) -> PendingStep:
-        """Let a model draft behind a step. hidden: of all tokens at least. size: of a decode step."""
+        """Let a model draft behind a step. hidden: of all its tokens. size: of a decode step."""
         if self.proposals is not None and step.batch.draft_inputs is not None:
             self.proposals.propose(step, hidden, size)
         return step
