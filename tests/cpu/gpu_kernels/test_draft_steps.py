@@ -122,7 +122,7 @@ def test_a_model_drafts_what_it_does_on_the_cpu(acted, replayed, folders, method
     work = [one for one in workload() if one.id in ("plain", "scored", "penalised")]
     target, folder = folders["target"], folders[method]
     want, _ = tiny.run(heads.plain_engine(target), work)
-    proposals = []
+    proposals, right = [], knows(want, every=7)
     for make in (heads.engine_with, functools.partial(engine_of, make=heads.engine_with)):
         given = dict(method=method, folder=folder, drafts=3)
         engine = make(target, **given, **({"seqs": 8, **settings}))
@@ -131,7 +131,7 @@ def test_a_model_drafts_what_it_does_on_the_cpu(acted, replayed, folders, method
 
         def note(seq, drafts, taken=taken, found=found):
             found.setdefault((seq.request.id, len(seq.tokens)), drafts)
-            taken(seq, drafts)
+            taken(seq, right(seq)[: len(drafts)])  # those of random heads are hardly accepted
 
         engine._scheduler._drafting.set_proposals = note
         got, _ = tiny.run(engine, work)
