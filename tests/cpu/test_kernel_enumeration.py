@@ -104,6 +104,10 @@ CASES = {
             "enforce_eager": True,
         },
     ),
+    "a draft model": (
+        SHAPES["qwen3-0.6b"],
+        {"speculative_config": {"head": SHAPES["qwen3-0.6b"], "num_speculative_tokens": 3}},
+    ),
     "dense": (SHAPES["llama-8b"], {}),
     "eager": (SHAPES["llama-8b"], {"enforce_eager": True}),
     "two ranks": (SHAPES["llama-8b"], {"tensor_parallel_size": 2}),

@@ -52,8 +52,7 @@ class ChainDrafter:
         self._device = device
         self._embed_media = embed_media or _without_media
         self._given = None if slots is None else np.zeros(slots, dtype=np.int32)
-        whole = slots is not None  # its first pass has other tokens than the step
-        self.graphed_head = None if whole else GraphedHead(model, backend, limits.max_len)
+        self.graphed_head = GraphedHead(model, backend, limits.max_len, slots is not None)
 
     def propose(
         self,

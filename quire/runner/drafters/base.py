@@ -44,11 +44,12 @@ class ChainModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GraphedHead:
-    """A head whose passes behind decode steps a GPU's worker runs by itself, as graphs."""
+    """A drafter whose passes behind decode steps a GPU's worker runs by itself, as graphs."""
 
     model: ChainModel
     backend: Backend
     max_len: int  # positions that the head has
+    is_whole: bool = False  # a model of its own, which reads each token in its place, and no states
 
 
 class ModelDrafter(Protocol):

@@ -1,7 +1,7 @@
-"""Draft chain: a head's passes behind a decode step, as graphs, without the host in between.
+"""Draft chain: a drafter's passes behind a decode step, as graphs, without the host in between.
 
-    first    one pass over the T tokens of the step, each followed by what was sampled there
-    ends     the states of the rows' last accepted tokens, which the device finds: the first draft
+    first    one pass over the T tokens of the step. A head is given what was sampled behind each
+    ends     the rows' last accepted tokens, which the device finds. Of a head: the first draft
     next     one token of each row: one draft more, as often as drafts are wanted
 
 The first pass has the inputs of the step itself: rejected tokens are in it, whose keys the next
@@ -94,7 +94,7 @@ class ChainResult:
 
 
 class DraftChain:
-    """The graphs of a head, and the buffers that they share.
+    """The graphs of a drafter, and the buffers that they share.
 
     states: of the model, at fixed addresses: set before the first launch.
     """
@@ -109,12 +109,11 @@ class DraftChain:
         device, groups = slots.tables.device, slots.tables.shape[0]
         self._sizes = sorted({1, *draft_sizes(max_rows)})
         stride = align_words(max_rows)
-        words = align_words(self._max_tokens) + ROW_FIELDS * stride
-        self._staging = StagingBuffer(words, depth, device)
-        self._expected = self._staging.on_device[: self._max_tokens]
-        self._rows = self._staging.on_device[words - ROW_FIELDS * stride : words].view(
-            ROW_FIELDS, stride
-        )
+        wide = align_words(self._max_tokens)
+        self._staging = StagingBuffer(2 * wide + ROW_FIELDS * stride, depth, device)
+        sent = self._staging.on_device
+        self._expected, self._tokens = sent[:wide], sent[wide : 2 * wide]
+        self._rows = sent[2 * wide :].view(ROW_FIELDS, stride)
         self._every = torch.arange(self._max_tokens + 1, dtype=torch.int32, device=device)
         self._pass = torch.zeros(1, dtype=torch.int32, device=device)
         # ends, places, tokens, positions, contexts, table rows
@@ -138,7 +137,7 @@ class DraftChain:
         room = np.minimum(inputs.blocks[first] * self._slots.block_size, self._head.max_len)
         counts = np.diff(first, append=len(plan_rows))
         rows = np.stack((first, counts, room, batch.slots[first]))
-        self._upload(_expected_tokens(batch), rows)
+        self._upload(_expected_tokens(batch), batch.token_ids, rows)
         self._run(ChainGraph("first", size))
         most = inputs.most[first]
         count = int(most.max())
@@ -146,7 +145,7 @@ class DraftChain:
             return None
         padded = self._sizes[bisect_left(self._sizes, len(first))]
         self._run(ChainGraph("ends", padded))
-        for _ in range(count - 1):
+        for _ in range(count if self._head.is_whole else count - 1):
             self._run(ChainGraph("next", padded))
         self._turn = (self._turn + 1) % len(self._ring)
         host = self._ring[self._turn][:count]
@@ -155,13 +154,15 @@ class DraftChain:
 
     def upload_empty(self) -> None:
         """Upload a step without rows."""
-        self._upload(np.zeros(0, dtype=np.int32), np.zeros((ROW_FIELDS, 0), dtype=np.int32))
+        none = np.zeros((ROW_FIELDS, 0), dtype=np.int32)
+        self._upload(none[0], none[0], none)
 
-    def _upload(self, expected: Ints, rows: Ints) -> None:
-        """expected: [T] as of _expected_tokens(). rows: [ROW_FIELDS, m]."""
+    def _upload(self, expected: Ints, tokens: Ints, rows: Ints) -> None:
+        """expected, tokens: [T], the first as of _expected_tokens(). rows: [ROW_FIELDS, m]."""
         words, count = len(self._staging.on_device), rows.shape[1]
         buffer = self._staging.acquire(words)
         buffer[: len(expected)] = expected
+        buffer[len(self._expected) :][: len(tokens)] = tokens
         table = buffer[-self._rows.numel() :].reshape(self._rows.shape)
         table[:, :count] = rows
         table[:, count:] = 0
@@ -191,11 +192,14 @@ class DraftChain:
         assert self.states is not None, "the model's pass has run"
         views, (tables, last_token, block_size) = self._views(size), self._slots
         positions = (views.contexts - 1).clamp(min=0)
-        chosen = self._chosen[:size].clamp(min=0)  # what is behind a rejected draft may be none
+        given = self._tokens[:size]
+        if not self._head.is_whole:
+            given = self._chosen[:size].clamp(min=0)  # behind a rejected draft there may be none
         ids, kv_slots = empty_step_buffers(tables, size)
         step_io.gather_inputs(
-            chosen, views.row_slots, positions, last_token, tables, ids, kv_slots, block_size
+            given, views.row_slots, positions, last_token, tables, ids, kv_slots, block_size
         )
+        positions = positions.clamp(max=self._head.max_len - 1)  # further ones have no drafts
         inputs = PassInputs(ids, positions, views.contexts, views.rows, kv_slots)
         hidden, taps = self.states
         taps = {layer: one[:size] for layer, one in taps.items()}
@@ -207,12 +211,23 @@ class DraftChain:
         assert first is not None, "the first pass has run"
         ends, places = self._words[0, :size], self._words[1, :size]
         contexts = self._views(self._max_tokens).contexts
-        longest = 1 + self._max_drafts
+        whole = self._head.is_whole
         chain_io.find_ends(
-            self._chosen, self._expected, contexts, self._rows, ends, places, self._pass, longest
+            self._chosen,
+            self._expected,
+            contexts,
+            self._rows,
+            ends,
+            places,
+            self._pass,
+            1 + self._max_drafts,
+            -1 if whole else 0,
         )
         self._last = _kept(self._last, first.index_select(0, ends), len(self._words[0]))
-        self._draft(size)
+        if whole:
+            self._advance(self._chosen.index_select(0, ends))
+        else:
+            self._draft(size)
 
     def _launch_next(self, size: int) -> None:
         assert self._last is not None, "the rows' ends are known"
@@ -253,6 +268,11 @@ class DraftChain:
         assert self._last is not None
         ids = self._head.model.drafts(self._last[:size])
         lazy_fusion.flush()
+        self._advance(ids)
+
+    def _advance(self, ids: Tensor) -> None:
+        """Fill the inputs of a pass over `ids` [m], which are drafts but for those of "ends"."""
+        size = len(ids)
         chain_io.advance_rows(
             self._pass,
             ids,

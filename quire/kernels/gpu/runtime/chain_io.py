@@ -31,7 +31,7 @@ class PassInputs(NamedTuple):
     kv_slots: Tensor  # [G, n] int64; -1: padding
 
 
-@kernel("rows", "stride", "longest")
+@kernel("rows", "stride", "longest", "number")
 def _find_ends_kernel(
     chosen_ptr,  # [T]
     draft_ptr,  # [T] the draft behind each token; -1: none
@@ -43,6 +43,7 @@ def _find_ends_kernel(
     rows,
     stride,
     longest,
+    number,
     ANY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -61,7 +62,7 @@ def _find_ends_kernel(
     context = tl.load(context_ptr + end, mask=live & (count > 0), other=1)
     tl.store(end_ptr + r, end, mask=live)
     tl.store(place_ptr + r, context - 1, mask=live)
-    tl.store(pass_ptr, 0, mask=tl.program_id(0) == 0)
+    tl.store(pass_ptr, number, mask=tl.program_id(0) == 0)
 
 
 @kernel("rows", "stride", "group_stride", "width")
@@ -97,7 +98,7 @@ def _advance_rows_kernel(
         real = (slot >= 0) & (place < room)
         tl.store(place_ptr + r, place, mask=live)
         tl.store(token_ptr + r, token, mask=live)
-        tl.store(draft_ptr + number * stride + r, token, mask=live)
+        tl.store(draft_ptr + number * stride + r, token, mask=live & (number >= 0))
         tl.store(position_ptr + r, tl.where(real, place, 0), mask=live)
         tl.store(context_ptr + r, tl.where(real, place + 1, 0), mask=live)
         tl.store(table_row_ptr + r, tl.where(real, slot, 0), mask=live)
@@ -117,27 +118,28 @@ def find_ends(
     rows: Tensor,
     ends: Tensor,
     places: Tensor,
-    number: Tensor,
+    counter: Tensor,
     longest: int,
+    number: int = 0,
 ) -> None:
     """Find the last accepted token of each row, and its position: ends, places [m] int32.
 
     chosen, drafts, contexts: [T] int32 of the step: sampled tokens, the draft behind each (-1:
     none, ANY_TOKEN: one that counts as accepted), contexts. rows: [4, m or more]: first tokens,
-    numbers of tokens (0: padding), and two more. number: [1], becomes 0. longest: most tokens of a
-    row.
+    numbers of tokens (0: padding), and two more. counter: [1], becomes `number`, that of the first
+    pass whose ids advance_rows() is given. longest: most tokens of a row.
     """
     count = ends.shape[0]
     _find_ends_kernel(
         (cdiv(count, BLOCK), 1, 1),
-        (chosen, drafts, contexts, rows, ends, places, number),
-        (count, rows.shape[1], longest),
+        (chosen, drafts, contexts, rows, ends, places, counter),
+        (count, rows.shape[1], longest, number),
         (ANY_TOKEN, BLOCK),
     )
 
 
 def advance_rows(
-    number: Tensor,
+    counter: Tensor,
     ids: Tensor,
     rows: Tensor,
     tables: Tensor,
@@ -146,16 +148,16 @@ def advance_rows(
     drafts: Tensor,
     block_size: int,
 ) -> None:
-    """Keep the drafts `ids` [m] int32 of pass number[0], and fill the inputs of the next pass.
+    """Keep the drafts `ids` [m] int32 of pass counter[0], and fill the inputs of the next pass.
 
     rows: as find_ends() has them, the last two: positions that the row has blocks for, and its
     slot (negative: padding). A row without room is padding. places: [m] positions of the last pass,
-    advanced. drafts: [D, m or more] int32, as wide as rows.
+    advanced. drafts: [D, m or more] int32, as wide as rows. Ids of pass -1 are no drafts.
     """
     count, (groups, slots, width) = ids.shape[0], tables.shape
     _advance_rows_kernel(
         (1, 1, 1),
-        (number, ids, rows, tables, places, *inputs, drafts),
+        (counter, ids, rows, tables, places, *inputs, drafts),
         (count, rows.shape[1], slots * width, width),
         (groups, block_size, min(1024, max(32, next_power_of_2(count)))),
         warps=8,
