@@ -6,6 +6,8 @@
     python bench/speculation.py texts [MODEL]
 
 MODEL: a folder or "embedded"; folders of make_models.py have no weights: add --load-format dummy.
+On a GPU such a model is made one whose next token depends on the last one alone (its layers add
+nothing, and take as long): else nearly equal logits would part the texts, and drafts with them.
 
 pace: tokens per second with drafts over without, of rows that decode side by side; as many wait
     for each --turn, so that all rows are busy. The drafter knows the answers, and each draft is
@@ -133,10 +135,25 @@ class Bench:
         return took, [list(one.outputs[0].token_ids) for one in outs]
 
 
+def make_predictable(llm) -> None:
+    """Let layers add nothing, and the head give each token one that follows it."""
+    import torch
+
+    model = llm.llm_engine.engine._executor.runner.model
+    with torch.inference_mode():
+        for layer in model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        table, head = model.embed_tokens.weight, model.lm_head.weight
+        if head.data_ptr() != table.data_ptr():
+            order = torch.Generator().manual_seed(1)
+            head[torch.randperm(len(table), generator=order).to(table.device)] = table
+
+
 def build_engine(args: argparse.Namespace, rows: int):
     from quire import LLM
 
-    return LLM(
+    llm = LLM(
         args.model,
         load_format=args.load_format,
         dtype=args.dtype,
@@ -145,6 +162,9 @@ def build_engine(args: argparse.Namespace, rows: int):
         enable_prefix_caching=False,
         speculative_config={"method": "ngram", "num_speculative_tokens": args.drafts},
     )
+    if args.load_format == "dummy" and llm.llm_engine.config.device.kind == "cuda":
+        make_predictable(llm)
+    return llm
 
 
 def drafter_of(kind: str, drafts: int, answers: dict[tuple[int, ...], list[int]]) -> HostDrafter:
