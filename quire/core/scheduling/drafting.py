@@ -376,7 +376,7 @@ def _update(rates: list[float], drafts: int, accepted: int, weight: float) -> No
 
 
 def _drift(rates: list[float], verified: int) -> None:
-    """Let acceptance at the positions that were not verified go to that of the last one that was."""
+    """Let acceptance at positions that were not verified go to that of the last one that was."""
     for position in range(verified, len(rates)):
         rates[position] += (rates[position - 1] - rates[position]) * DRIFT
 
