@@ -1,7 +1,10 @@
 """Milliseconds of a step that verifies drafts, over those of a step without. One line a case.
 
     python bench/gpu_verify.py --model /tmp/quire-models/llama-8b [--rows 1,8,32] [--drafts 0,1,3,7]
-        [--context 300,8000] [--apart]
+        [--context 300,8000] [--apart] [--variants JSON]
+
+--variants: attention of steps with drafts in other forms, each an object with "pack" (rows of a
+program) or fields of SplitPlan; {} is the form in use.
 
 Each of the rows is a sequence with blocks of its own. Steps are enqueued one behind the other, from
 graphs, so the host is hidden. Weights are random; nothing is accepted, which changes no step.
@@ -10,6 +13,7 @@ graphs, so the host is hidden. Weights are random; nothing is accepted, which ch
 import argparse
 import json
 import os
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -20,10 +24,32 @@ import torch
 from quire import LLM, SamplingParams
 from quire.core.types import StopConditions
 from quire.engine.startup.kernel_enumeration import decode_batch
-from quire.kernels.gpu.attention import paged_attention_drafts_fused
+from quire.kernels.gpu.attention import paged_attention_drafts, paged_attention_drafts_fused
+from quire.kernels.gpu.attention.split_plan import plan_decode
 from quire.kernels.gpu.linear import small_m_plans
 from quire.runner.slots import BlockTableUpdate
 from quire.sampling.slot_join import SlotJoin
+
+
+def change_attention(variant):
+    """Return patches for steps with drafts: of the rows of a program, and of the plan's fields."""
+    pack = variant.get("pack")
+    fields = {key: value for key, value in variant.items() if key != "pack"}
+    modules = paged_attention_drafts, paged_attention_drafts_fused
+    patches = [mock.patch.object(one, "pack_rows", return_value=pack) for one in modules if pack]
+
+    def plan(*args):
+        found = plan_decode(*args)
+        if not fields:
+            return found
+        bound = args[-1].max_context
+        splits = max(
+            1, min(found.max_splits, -(-bound // fields.get("min_chunk", found.min_chunk)))
+        )
+        return found._replace(**fields, splits=splits)
+
+    return patches + [mock.patch.object(one, "plan_decode", plan) for one in modules]
+
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -94,6 +120,7 @@ def main():
     parser.add_argument("--kw", default="{}", help="options of the engine, as JSON")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--apart", action="store_true", help="norms and rotations apart, as before")
+    parser.add_argument("--variants", type=json.loads, default=[])
     given = parser.parse_args()
     numbers = {
         name: [int(one) for one in getattr(given, name).split(",")]
@@ -104,7 +131,18 @@ def main():
         mock.patch.object(small_m_plans, "find_bands", return_value=None).start()
         mock.patch.object(paged_attention_drafts_fused, "supports", return_value=False).start()
     llm = LLM(folder_of(given.model), load_format="dummy", **options)
-    config, runner = llm.llm_engine.config, llm.llm_engine.engine._executor.runner
+    runner = llm.llm_engine.engine._executor.runner
+    for variant in given.variants or [{}]:
+        with ExitStack() as changed:
+            for patch in change_attention(variant):
+                changed.enter_context(patch)
+            if variant:
+                runner.worker._graphs.clear()
+                runner.worker.capture_graphs(runner.worker._graph_bytes)
+            measure(given, numbers, llm.llm_engine.config, runner, variant)
+
+
+def measure(given, numbers, config, runner, variant):
     for context in numbers["context"]:
         for rows in numbers["rows"]:
             cache = config.cache
@@ -115,7 +153,13 @@ def main():
                 if rows * (1 + drafts) <= 512
             }
             plain = found.get(0, float("nan"))
-            line = {"model": given.model, "apart": given.apart, "rows": rows, "context": context}
+            line = {
+                "model": given.model,
+                **variant,
+                "apart": given.apart,
+                "rows": rows,
+                "context": context,
+            }
             for drafts, ms in found.items():
                 line[f"drafts {drafts}"] = [round(ms, 3), round(ms / plain, 3)]
             print(json.dumps(line), flush=True)

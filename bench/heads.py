@@ -5,8 +5,10 @@
 Heads have random weights, so acceptance is made up: `length` is the mean number of tokens of a step.
 Of a method the head's shape follows the model's: EAGLE heads have a layer of its width, EAGLE-3 one
 with 32,000 tokens, Medusa as many heads as drafts; `draft_model` is the model itself. A round is one
-run of each kind; `ratio` is that of the quickest runs. `adaptive` leaves the number of drafts to the
-engine. MODEL: a folder or "embedded"; folders of make_models.py have no weights: --load-format dummy.
+run of each kind; `ratio` is that of the quickest runs. Each is measured with all drafts in every
+step, and with `adaptive`, where the engine chooses their number. `step_ms` is the time from step to
+step with drafts, of which the host waits `wait_ms` for the device (a GPU). --kernels: microseconds of the
+device in each kernel, for a step. MODEL: a folder or "embedded"; folders of make_models.py have no weights: --load-format dummy.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -69,16 +72,65 @@ def run(llm: Any, prompts: list[list[int]], tokens: int) -> tuple[float, list[An
     return time.perf_counter() - began, [one.outputs[0].spec_decode_metrics for one in outs]
 
 
+class Watch:
+    """Times of an engine's steps: from result to result, and of these the wait for the device."""
+
+    def __init__(self, llm: Any) -> None:
+        self.engine, self.steps, self.waits = llm.llm_engine.engine, [], []
+        apply_oldest = self.engine._apply_oldest
+        last = 0.0
+
+        def watched() -> Any:
+            nonlocal last
+            plan, pending = self.engine._in_flight[0]
+            began = time.perf_counter()
+            done = getattr(pending, "done", None)  # of a GPU
+            if done is not None:
+                done.synchronize()
+            waited = time.perf_counter()
+            if plan.num_drafts:
+                self.steps.append(waited - last)
+                self.waits.append(waited - began)
+            last = waited
+            return apply_oldest()
+
+        self.engine._apply_oldest = watched
+
+    def close(self) -> dict[str, float]:
+        del self.engine._apply_oldest
+        if not self.steps:
+            return {}
+        names = ("step_ms", "wait_ms")
+        return {
+            name: 1e3 * statistics.median(of) for name, of in zip(names, (self.steps, self.waits))
+        }
+
+
+def kernel_times(llm: Any, prompts: list[list[int]], tokens: int) -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        _, figures = run(llm, prompts, tokens)
+    steps = max(one.num_spec_steps for one in figures)
+    rows = sorted(found.key_averages(), key=lambda one: -one.self_device_time_total)
+    for one in rows[:40]:
+        us = one.self_device_time_total / steps
+        line = {"kernel": one.key[:90], "a_step": round(one.count / steps, 2), "us": round(us, 1)}
+        print(json.dumps(line), flush=True)
+
+
 def measure(args: argparse.Namespace, off: Any, on: Any, rows: int, **said: object) -> None:
     draw, vocab = random.Random(rows), off.llm_engine.config.model.vocab
     prompts = [[draw.randrange(20, vocab) for _ in range(PROMPT)] for _ in range(rows)]
     best, figures = {False: 1e9, True: 1e9}, []
-    for one in (off, on):
+    for one in (off, on, on):
         run(one, prompts, args.tokens)
     for _ in range(args.rounds):
         for drafts, llm in ((False, off), (True, on)):
             took, figures = run(llm, prompts, args.tokens)
             best[drafts] = min(best[drafts], took)
+    watch = Watch(on)
+    _, figures = run(on, prompts, args.tokens)
     known = [one for one in figures if one is not None]
     steps = sum(one.num_spec_steps for one in known)
     accepted = sum(one.num_accepted_draft_tokens for one in known)
@@ -90,11 +142,14 @@ def measure(args: argparse.Namespace, off: Any, on: Any, rows: int, **said: obje
         "ratio": best[False] / best[True],
         "tokens_a_step": 1 + accepted / max(steps, 1),
         "steps_with_drafts": steps / (rows * args.tokens),
+        **watch.close(),
     }
     print(
         json.dumps({k: round(v, 3) if type(v) is float else v for k, v in found.items()}),
         flush=True,
     )
+    if args.kernels and not said["adaptive"]:
+        kernel_times(on, prompts, args.tokens)
 
 
 def main() -> None:
@@ -104,11 +159,12 @@ def main() -> None:
     parser.add_argument("--rows", default="1,8,32")
     parser.add_argument("--lengths", default="3")
     parser.add_argument("--drafts", type=int, default=3)
-    parser.add_argument("--adaptive", action="store_true")
+    parser.add_argument("--adaptive", choices=("no", "yes", "both"), default="both")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--load-format", default="auto")
+    parser.add_argument("--kernels", action="store_true")
     parser.add_argument("--kv-cache", help="size of each cache, such as 8GiB")
     args = parser.parse_args()
     source = Path(args.model)
@@ -135,11 +191,14 @@ def main() -> None:
                 "num_speculative_tokens": args.drafts,
                 "rejection_sample_method": "synthetic",
                 "synthetic_acceptance_length": length,
-                "adaptive": args.adaptive,
             }
             on = build(args, max(all_rows), given)
-            for rows in all_rows:
-                measure(args, off, on, rows, **said, length=length, adaptive=args.adaptive)
+            drafting = on.llm_engine.engine._scheduler._drafting
+            for adaptive in {"no": (False,), "yes": (True,), "both": (False, True)}[args.adaptive]:
+                drafting._adaptive = adaptive
+                for rows in all_rows:
+                    measure(args, off, on, rows, **said, length=length, adaptive=adaptive)
+            del on, drafting
 
 
 if __name__ == "__main__":

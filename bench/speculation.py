@@ -6,11 +6,15 @@
     python bench/speculation.py texts [MODEL]
 
 MODEL: a folder or "embedded"; folders of make_models.py have no weights: add --load-format dummy.
+On a GPU such a model is made one whose next token depends on the last one alone (its layers add
+nothing, and take as long): else nearly equal logits would part the texts, and drafts with them.
 
 pace: tokens per second with drafts over without, of rows that decode side by side; as many wait
-    for each --turn, so that all rows are busy. The drafter knows the answers, and each draft is right with a probability; `ngram` and `suffix` in place of
-    a number are these drafters on sampled text. A round is one run of each kind; the ratio is that
-    of the quickest runs, `median` that of the pairs.
+    for each --turn, so that all rows are busy. The drafter knows the answers, and each draft is
+    right with a probability. In place of a number, `ngram` and `suffix` are these drafters on
+    sampled text, and `edit-ngram` and `edit-suffix` on an edit: the answer, of which one token in
+    100 is another, stands before the prompt, as far as the drafter sees. A round is one run of each
+    kind; the ratio is that of the quickest runs, `median` that of the pairs. One engine runs all.
     --cpu-time: by seconds of the processor, also where the engine measures steps: for a machine
     that has other work. Set OMP_NUM_THREADS=1 then, as threads that wait take time too.
 switch: acceptance is 1, then 0: drafts of each step after the change.
@@ -57,11 +61,39 @@ class KnownDrafter(HostDrafter):
         pass
 
 
-class Bench:
-    """An engine with drafts, and what it generates without."""
+class EditDrafter(HostDrafter):
+    """A drafter of the core that reads a text before each prompt: the answer with other tokens."""
 
-    def __init__(self, args: argparse.Namespace, rows: int, tokens: int, sampled: bool) -> None:
-        from quire import LLM, SamplingParams
+    def __init__(self, drafter: HostDrafter, answers: dict[tuple[int, ...], list[int]]) -> None:
+        draw = random.Random(7)
+        self.drafter, self.views = drafter, {}
+        self.texts = {
+            prompt: [token if draw.randrange(100) else draw.randrange(4000) for token in answer]
+            for prompt, answer in answers.items()
+        }
+
+    def propose(self, seq, known, most):
+        text, view = self.texts.get(seq.request.prompt), self.views.get(seq)
+        if text is None:
+            return ()
+        if view is None:
+            view = self.views[seq] = type("Seq", (), {})()
+            view.request, view.tokens = seq.request, [*text]
+            view.prompt_len = len(text) + seq.prompt_len
+        view.tokens += seq.tokens[len(view.tokens) - len(text) : known]
+        return self.drafter.propose(view, len(text) + known, most)
+
+    def remove(self, seq):
+        view = self.views.pop(seq, None)
+        if view is not None:
+            self.drafter.remove(view)
+
+
+class Bench:
+    """Requests of so many rows side by side, and what an engine generates without drafts."""
+
+    def __init__(self, args: argparse.Namespace, llm, rows: int, tokens: int, sampled: bool):
+        from quire import SamplingParams
 
         self.params = lambda drafts, count: SamplingParams(
             temperature=1.0 if sampled else 0.0,
@@ -71,15 +103,7 @@ class Bench:
             detokenize=False,
             speculative=drafts,
         )
-        self.llm = LLM(
-            args.model,
-            load_format=args.load_format,
-            dtype=args.dtype,
-            max_model_len=1024,
-            max_num_seqs=rows,
-            enable_prefix_caching=False,
-            speculative_config={"method": args.method, "num_speculative_tokens": args.drafts},
-        )
+        self.llm = llm
         draw = random.Random(rows)
         vocab = self.llm.llm_engine.config.model.vocab
         self.prompts = [
@@ -111,14 +135,55 @@ class Bench:
         return took, [list(one.outputs[0].token_ids) for one in outs]
 
 
+def make_predictable(llm) -> None:
+    """Let layers add nothing, and the head give each token one that follows it."""
+    import torch
+
+    model = llm.llm_engine.engine._executor.runner.model
+    with torch.inference_mode():
+        for layer in model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        table, head = model.embed_tokens.weight, model.lm_head.weight
+        if head.data_ptr() != table.data_ptr():
+            order = torch.Generator().manual_seed(1)
+            head[torch.randperm(len(table), generator=order).to(table.device)] = table
+
+
+def build_engine(args: argparse.Namespace, rows: int):
+    from quire import LLM
+
+    llm = LLM(
+        args.model,
+        load_format=args.load_format,
+        dtype=args.dtype,
+        max_model_len=1024,
+        max_num_seqs=rows,
+        enable_prefix_caching=False,
+        speculative_config={"method": "ngram", "num_speculative_tokens": args.drafts},
+    )
+    if args.load_format == "dummy" and llm.llm_engine.config.device.kind == "cuda":
+        make_predictable(llm)
+    return llm
+
+
+def drafter_of(kind: str, drafts: int, answers: dict[tuple[int, ...], list[int]]) -> HostDrafter:
+    name = kind.removeprefix("edit-")
+    if name not in HOST_DRAFTERS.names():
+        return KnownDrafter(answers, float(kind))
+    section = SpeculationSection(method=name, max_drafts=drafts, lookup_min=2, suffix_requests=0)
+    made = HOST_DRAFTERS.load(name).build(section)
+    return made if name == kind else EditDrafter(made, answers)
+
+
 def measure_pace(args: argparse.Namespace) -> None:
+    all_rows = [*map(int, args.rows.split(","))]
+    llm = build_engine(args, max(all_rows))
     for kind in args.acceptance.split(","):
-        sampled = kind in HOST_DRAFTERS.names()
-        for rows in map(int, args.rows.split(",")):
-            args.method = kind if sampled else "ngram"
-            bench = Bench(args, rows, args.tokens, sampled)
-            if not sampled:
-                bench.draft_with(KnownDrafter(bench.answers, float(kind)))
+        for rows in all_rows:
+            bench = Bench(args, llm, rows, args.tokens, kind in HOST_DRAFTERS.names())
+            bench.draft_with(drafter_of(kind, args.drafts, bench.answers))
+            before = bench.scheduler.draft_counts
             bench.run(drafts=False)
             pairs = []
             for i in range(args.rounds):
@@ -128,6 +193,7 @@ def measure_pace(args: argparse.Namespace) -> None:
                 pairs.append((times[False][0], times[True][0], same))
             off, on = (min(pair[i] for pair in pairs) for i in (0, 1))
             total, tokens = bench.scheduler.draft_counts, sum(bench.lengths)
+            drafted = total.tokens - before.tokens
             emit(
                 case="pace",
                 model=args.model,
@@ -138,15 +204,14 @@ def measure_pace(args: argparse.Namespace) -> None:
                 ratio=off / on,
                 median=statistics.median(one[0] / one[1] for one in pairs),
                 first=pairs[0][0] / pairs[0][1],
-                drafted=total.tokens / (tokens * args.rounds),
-                accepted=sum(total.accepted) / max(total.tokens, 1),
+                drafted=drafted / (tokens * args.rounds),
+                accepted=(sum(total.accepted) - sum(before.accepted)) / max(drafted, 1),
                 same=all(one[2] for one in pairs),
             )
 
 
 def measure_switch(args: argparse.Namespace) -> None:
-    args.method = "ngram"
-    bench = Bench(args, 1, args.tokens, sampled=False)
+    bench = Bench(args, build_engine(args, 1), 1, args.tokens, sampled=False)
     known = KnownDrafter(bench.answers, 1.0)
     bench.draft_with(known)
     right, wrong = known.drafts, KnownDrafter(bench.answers, 0.0).drafts
@@ -212,9 +277,8 @@ def host_time(method: str, text: str, rows: int = 16, prompt: int = 2000, tokens
 
 
 def measure_texts(args: argparse.Namespace) -> None:
-    args.method = "ngram"
     rows, args.turns = max(map(int, args.rows.split(","))), 1
-    bench = Bench(args, rows, args.tokens, sampled=False)
+    bench = Bench(args, build_engine(args, rows), rows, args.tokens, sampled=False)
     bench.scheduler._drafting._adaptive = False
     bench.draft_with(KnownDrafter(bench.answers, 0.8))
     with_drafts = bench.run(drafts=True)[1]

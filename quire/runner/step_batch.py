@@ -17,6 +17,7 @@ from collections.abc import Container
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +30,7 @@ LEAST_SORTED = 32
 """Decoding rows that are sorted: fewer all run at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class DraftInputs:
+class DraftInputs(NamedTuple):
     """What a model drafter reads of the S rows of a batch."""
 
     next_tokens: Ints  # [S] known token behind the row's last one; -1: the step samples it
@@ -125,9 +125,13 @@ def build_step_batch(
     a model proposes for a row at most; 0: none does. synthetic: acceptance by position, of a
     benchmark.
     """
-    seqs, starts, counts, wants, _ = zip(*plan.rows)
-    if counts.count(1) == len(counts) and wants.count(Wants.TOKEN) == len(wants):
+    seqs, starts, counts, wants, row_drafts = zip(*plan.rows)
+    if wants.count(Wants.TOKEN) != len(wants):
+        batch = _build_mixed_batch(plan.rows)
+    elif counts.count(1) == len(counts):
         batch = _build_decode_batch(seqs, starts)
+    elif sum(counts) == len(counts) + sum(row_drafts):
+        batch = _build_draft_batch(seqs, starts, row_drafts)
     else:
         batch = _build_mixed_batch(plan.rows)
     if has_rotary and any(seq.request.rope_positions for seq in seqs):
@@ -135,7 +139,11 @@ def build_step_batch(
         batch = replace(batch, rotary=_rotary([plan.rows[i] for i in rows]))
     if drafts and (plan.proposals or not batch.decode_only):
         most = min(drafts, max(plan.proposals, 1))  # without proposals: for the KV of prompts
-        batch = replace(batch, draft_inputs=_draft_inputs([plan.rows[i] for i in batch.rows], most))
+        inputs = _draft_inputs(plan.rows, most)
+        if isinstance(batch.rows, list):  # several of a row of the plan, or in another order
+            at = np.array(batch.rows)
+            inputs = DraftInputs(inputs.next_tokens[at], inputs.blocks[at], inputs.most[at])
+        batch = replace(batch, draft_inputs=inputs)
     if synthetic is not None and batch.next_drafts:
         batch = replace(batch, agreement=_draw_agreement(batch, synthetic))
     return batch
@@ -144,25 +152,32 @@ def build_step_batch(
 def _draw_agreement(batch: StepBatch, rates: tuple[float, ...]) -> list[bool]:
     """Draw which drafts are accepted: of a row so many that position j is reached as often as
     rates[j] says. The draws depend on slots and positions alone."""
-    starts = np.diff(np.array(batch.sampled_rows), prepend=-1) != 0
-    first = np.maximum.accumulate(np.where(starts, np.arange(len(starts)), 0))  # [R] of its row
-    place = batch.positions[batch.sampled_tokens[first]].astype(np.uint64)
-    mixed = (np.array(batch.sampled_slots, dtype=np.uint64) << np.uint64(32)) + place
+    found: list[bool] = []
+    limits, row, at, drawn = (*rates, 0.0), -1, 0, 0.0
+    positions = batch.positions[batch.sampled_tokens].tolist()
+    for slot, own, position in zip(batch.sampled_slots, batch.sampled_rows, positions):
+        if own != row:
+            row, at, drawn = own, 0, _uniform((slot << 32) + position)
+        found.append(drawn < limits[min(at, len(rates))])
+        at += 1
+    return found
+
+
+def _uniform(number: int) -> float:
+    """Return a number in [0, 1) that depends on another."""
     for factor in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB):  # of splitmix64
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(factor)
-    drawn = (mixed >> np.uint64(11)).astype(np.float64) / 2**53
-    limits = np.array([*rates, 0.0])[np.minimum(np.arange(len(starts)) - first, len(rates))]
-    return list((drawn < limits).tolist())
+        number = (number ^ (number >> 30)) * factor % 2**64
+    return (number >> 11) / 2**53
 
 
-def _draft_inputs(rows: list[Row], drafts: int) -> DraftInputs:
-    """Return what a model drafter reads of rows in the order of a batch."""
+def _draft_inputs(rows: Seq[Row], drafts: int) -> DraftInputs:
+    """Return what a model drafter reads of rows of a plan."""
     next_tokens, blocks, most = [], [], []
     for seq, start, count, wants, _ in rows:
         request, end = seq.request, start + count
         is_chunk = wants is Wants.NOTHING and end < len(seq.tokens)
         next_tokens.append(seq.tokens[end] if is_chunk else -1)
-        blocks.append(min((len(table) for table in seq.tables), default=0))
+        blocks.append(min(map(len, seq.tables), default=0))
         excluded = request.pooling is not None or request.hold or request.num_beams > 1
         most.append(0 if excluded or not request.speculates else drafts)
     return DraftInputs(*(np.array(of, dtype=np.int32) for of in (next_tokens, blocks, most)))
@@ -217,6 +232,46 @@ def _build_decode_batch(seqs: tuple, starts: tuple[int, ...]) -> StepBatch:
         max_query=1,
         max_context=int(contexts.max()),
         decode_only=True,
+        may_have_prompts=bool(num_outputs.min() <= 0),
+    )
+
+
+def _build_draft_batch(
+    seqs: tuple, starts: tuple[int, ...], row_drafts: tuple[int, ...]
+) -> StepBatch:
+    """A step of rows that decode, of which some have drafts."""
+    ids: list[int] = []
+    behind: list[int] = []
+    numbers: list[tuple[int, int, int, int]] = []  # of each token: row, slot, position, outputs
+    for i, (seq, start, count) in enumerate(zip(seqs, starts, row_drafts)):
+        drafts = seq.drafts[:count]
+        ids.append(seq.tokens[start])
+        ids += drafts
+        behind += drafts
+        behind.append(-1)
+        slot, prompt = seq.slot, len(seq.request.prompt)
+        numbers += [(i, slot, at, at + 1 - prompt) for at in range(start, start + count + 1)]
+    assert len(ids) == len(numbers), (len(ids), len(numbers))
+    rows, slots, positions, num_outputs = np.array(numbers, dtype=np.int32).T.copy()
+    contexts = positions + 1
+    q_starts = np.arange(len(ids) + 1, dtype=np.int32)
+    return StepBatch(
+        rows=(listed := rows.tolist()),
+        slots=slots,
+        token_ids=np.array(ids, dtype=np.int32),
+        token_slots=slots,
+        positions=positions,
+        q_starts=q_starts,
+        contexts=contexts,
+        sampled_tokens=q_starts[:-1],
+        sampled_rows=listed,
+        sampled_slots=tuple(slots.tolist()),
+        num_outputs=num_outputs,
+        num_decodes=len(ids),
+        max_query=1,
+        max_context=int(contexts.max()),
+        decode_only=True,
+        next_drafts=behind,
         may_have_prompts=bool(num_outputs.min() <= 0),
     )
 

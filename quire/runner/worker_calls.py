@@ -50,7 +50,7 @@ class WorkerCalls:
         model: Any = self._runner.model
         with ExitStack() as entered:
             entered.enter_context(TraceMode())
-            entered.enter_context(with_two_layers_per_kind(model))
+            entered.enter_context(with_few_layers(self._worker, model))
             self._tracing = entered.pop_all()
 
     def end_trace(self) -> None:
@@ -133,6 +133,16 @@ def with_two_layers_per_kind(model: nn.Module) -> Iterator[None]:
     finally:
         for stack, layers in zip(stacks, whole):
             _set_layers(stack, layers)
+
+
+@contextmanager
+def with_few_layers(worker: Any, model: nn.Module) -> Iterator[None]:
+    """Within, the model has two of each kind of layer, and a drafter reads none of the others."""
+    with ExitStack() as entered:
+        entered.enter_context(with_two_layers_per_kind(model))
+        if worker.proposals is not None:
+            entered.enter_context(worker.proposals.taking_any_states())
+        yield
 
 
 @contextmanager

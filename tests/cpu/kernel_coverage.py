@@ -29,7 +29,7 @@ from quire.kernels.gpu.runtime.target import GpuTarget
 from quire.pooling.pooling_rows import ResultKind
 from quire.runner.parts.encoder import EncoderPart, EncoderSource
 from quire.runner.parts.unattended_tokens import UnattendedTokensPart
-from quire.runner.worker_calls import with_two_layers_per_kind
+from quire.runner.worker_calls import with_few_layers
 
 H200 = GpuTarget((9, 0), 132)
 
@@ -37,6 +37,11 @@ H200 = GpuTarget((9, 0), 132)
 def described(hf, options):
     folder = Path(tempfile.mkdtemp())
     (folder / "config.json").write_text(json.dumps(hf))
+    speculative = options.get("speculative_config")
+    if speculative is not None and "head" in speculative:
+        head = Path(tempfile.mkdtemp())
+        (head / "config.json").write_text(json.dumps(speculative.pop("head")))
+        speculative["model"] = str(head)
     options = Options.from_flat(
         {"model": str(folder), "load_format": "dummy", "skip_tokenizer_init": True,
          "device": "cuda", **options}
@@ -117,11 +122,13 @@ def run_some(runner, config, rounds, every):
                     runner.worker.compute(batch, (), shape)
             return
         runner.worker.compute(batch, ())
+        if batch.decode_only and runner.worker.proposals is not None:
+            runner.worker.compute(enumeration.drafted(batch), ())
         if config.adapters is not None:
             load = draw.choice([*enumeration.adapter_loads(runner.model)])
             runner.worker.compute(batch, [enumeration.adapted_rows(batch, load)])
 
-    with torch.inference_mode(), with_two_layers_per_kind(runner.model):
+    with torch.inference_mode(), with_few_layers(runner.worker, runner.model):
         for kind in pooled_kinds(config):
             for batch in every_step(config.scheduler, every):
                 if not (batch.decode_only or batch.max_prior_context):

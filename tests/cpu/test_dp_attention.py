@@ -1,6 +1,7 @@
 """Data-parallel ranks that share experts: the tokens of one rank, wherever requests run."""
 
 import random
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -77,6 +78,22 @@ def rows(two, monkeypatch):
 
     monkeypatch.setattr(scheduler, "plan", watched)
     return found
+
+
+def test_drafts_of_predictions_change_no_token(one, two):
+    kinds = {"temperature": 0.9, "seed": 7}, {"temperature": 0, "repetition_penalty": 1.5}
+    common = {"max_tokens": 16, "ignore_eos": True}
+    given = [{"prompt_token_ids": tokens} for tokens in prompts()]
+    params = [SamplingParams(**common, **kinds[i % 2]) for i in range(len(given))]
+    want = [list(out.outputs[0].token_ids) for out in one.generate(given, params, use_tqdm=False)]
+    predicted = [
+        replace(params, prediction=[*tokens[:9], 3, *tokens[10:]])
+        for params, tokens in zip(params, want)
+    ]
+    found = two.generate(given, predicted, use_tqdm=False)
+    assert [list(out.outputs[0].token_ids) for out in found] == want
+    counts = two.llm_engine.engine.snapshot().counters.draft_counts
+    assert sum(counts.accepted) > 20
 
 
 @pytest.mark.sampled(2)

@@ -87,7 +87,27 @@ W8A8 = {
     },
 }
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
+EAGLE3 = SHAPES["llama-8b"] | {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "num_hidden_layers": 1,
+    "draft_vocab_size": 32000,
+}
 CASES = {
+    "a head that drafts": (
+        SHAPES["llama-8b"],
+        {"speculative_config": {"head": EAGLE3, "num_speculative_tokens": 3}},
+    ),
+    "a head without graphs": (
+        SHAPES["llama-8b"],
+        {
+            "speculative_config": {"head": EAGLE3, "num_speculative_tokens": 5},
+            "enforce_eager": True,
+        },
+    ),
+    "a draft model": (
+        SHAPES["qwen3-0.6b"],
+        {"speculative_config": {"head": SHAPES["qwen3-0.6b"], "num_speculative_tokens": 3}},
+    ),
     "dense": (SHAPES["llama-8b"], {}),
     "eager": (SHAPES["llama-8b"], {"enforce_eager": True}),
     "two ranks": (SHAPES["llama-8b"], {"tensor_parallel_size": 2}),

@@ -159,7 +159,7 @@ def test_the_graphs_of_a_whole_model_are_captured_after_every_trace():
         return lambda *args: log.append((name, len(model.layers) == whole))
 
     names = ("warm_up_kernels", "capture_graphs", "reserve_memory")
-    worker = SimpleNamespace(**{name: record(name) for name in names})
+    worker = SimpleNamespace(proposals=None, **{name: record(name) for name in names})
     calls = WorkerCalls(SimpleNamespace(model=model, worker=worker))
 
     class Watched:

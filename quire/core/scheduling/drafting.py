@@ -28,6 +28,8 @@ LAST_WAIT = 64
 """Tokens after which a sequence without drafts is looked at again, at most. A power of 2."""
 MISSES_PER_WAIT = 2
 """Looks without a proposal after which the wait doubles."""
+UNPAID_WAIT = 8
+"""Factor of the wait if drafts that are proposed do not pay: each look costs the host."""
 PROBE_DRAFTS = 2
 """Drafts of a row that are verified although they do not pay."""
 PROBE_SHARE = 8
@@ -35,6 +37,9 @@ PROBE_SHARE = 8
 ROW_RATE = 1 / 4
 """Weight of the last row in the acceptance of a sequence."""
 FIRST_MEAN = 0.4
+DRIFT = 1 / 16
+"""How far the acceptance at a position that is not verified goes to that of the position before, in
+a step: else drafts that failed once would never be tried again behind ones that do not."""
 WAIT_SHARE = 0.05
 """Expected drafts per row from which the next step is planned after a step with drafts."""
 SKIP_GAIN = 2.0
@@ -198,7 +203,7 @@ class Drafting:
                 state.wait = min(2 * state.wait, LAST_WAIT)
             self._put_off(state, seq)
         else:
-            state.wait = min(2 * state.wait, LAST_WAIT)
+            state.wait = min(UNPAID_WAIT * state.wait, LAST_WAIT)
             self._put_off(state, seq)
         return count
 
@@ -228,6 +233,7 @@ class Drafting:
             if probability < price:
                 break
             count += 1
+        _drift(self._means, max(count, 1))
         if not self._costs.is_known(self.rows):
             return min(self._max_drafts, PROBE_DRAFTS)
         self._probes_model = not count and self.step % LAST_WAIT == 0
@@ -241,11 +247,17 @@ class Drafting:
             share = BUSY_SHARE if self.prompts_wait else FREE_SHARE
             self._left = min(self._left, self._step_tokens // share)
             self._price = self._costs.price(self.rows)
-            self._left = min(self._left, self._costs.max_drafts(self.rows))
+            self._left = min(self._left, self._most_tried())
             if self._costs.take_plain(self.rows):
                 self.plain_step = self.step + (2 if self._overlaps else 0)
             if self.step <= self.plain_step:
                 self._left = 0
+
+    def _most_tried(self) -> int:
+        """Return the drafts of a step whose cost may be learned from it. The passes of a model cost
+        as much for one row as for all."""
+        most = self._costs.max_drafts(self.rows)
+        return max(most, PROBE_DRAFTS * self.rows) if self.has_model else most
 
     def _propose(self, state: _DraftState, seq: Sequence, known: int) -> tuple[int, ...]:
         """Return proposals for its next row, as many as it may have."""
@@ -316,6 +328,7 @@ class Drafting:
         if not accepted and state.guessed:
             return  # the token that was assumed was wrong, which shows nothing about the drafts
         _update(state.rates, drafts, accepted, ROW_RATE)
+        _drift(state.rates, drafts)
         weight = 1 / (1 / ROW_RATE + self.rows / 4)
         for means in (self._means, self._means_of(seq)):
             _update(means, drafts, accepted, weight)
@@ -360,6 +373,12 @@ def _update(rates: list[float], drafts: int, accepted: int, weight: float) -> No
     """Update acceptance by position: of accepted drafts, and of the one that was not."""
     for position in range(min(accepted + 1, drafts, len(rates))):
         rates[position] += ((position < accepted) - rates[position]) * weight
+
+
+def _drift(rates: list[float], verified: int) -> None:
+    """Let acceptance at positions that were not verified go to that of the last one that was."""
+    for position in range(verified, len(rates)):
+        rates[position] += (rates[position - 1] - rates[position]) * DRIFT
 
 
 def _known(seq: Sequence) -> int:

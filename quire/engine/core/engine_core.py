@@ -154,13 +154,19 @@ class EngineCore:
         self._time_accounting.enter_step()
         updates = self._apply_admission_changes() if self._scheduler.has_ready else []
         depth = 1 if self._scheduler.serialize_steps else self._max_in_flight
-        if self._in_flight and self._scheduler.awaits_result:
+        awaited = bool(self._in_flight) and self._scheduler.awaits_result
+        if awaited:
             depth = len(self._in_flight)
         if not self._scheduler.idle and len(self._in_flight) < depth and not self._halted:
             self._submit_step()
         flying = len(self._in_flight)
         if flying >= depth or (flying and (self._scheduler.idle or self._halted)):
             updates += self._apply_oldest()
+            if awaited and not (self._in_flight or self._scheduler.idle or self._halted):
+                # the device is idle: what the updates are good for can wait
+                self._time_accounting.leave_step()
+                self._time_accounting.enter_step()
+                self._submit_step()
         elif self._in_flight and not self._in_flight[-1][0].rows:
             updates += self._apply_oldest()  # the next plan needs its result
         if self._check:

@@ -63,7 +63,7 @@ from quire.runner.shared_prefixes import find_shared_prefixes
 from quire.runner.slots import BlockTableUpdate
 from quire.runner.state_tensors import find_states
 from quire.runner.step_batch import DraftInputs, StepBatch
-from quire.runner.worker_calls import with_two_layers_per_kind, without_layers
+from quire.runner.worker_calls import with_few_layers, without_layers
 from quire.sampling.slot_join import SlotJoin
 from quire.weights.adapters.adapter import LinearDelta
 
@@ -165,7 +165,7 @@ def run_steps(runner: Any, config: EngineConfig) -> None:
     for _ in range(2):  # the second reads a token that the first samples
         with runner.tokens.step([0], [0]):
             pass
-    with with_two_layers_per_kind(model):
+    with with_few_layers(worker, model):
         if config.cache.groups:
             _run_block_operations(worker, config)
         if config.pooling is not None:
@@ -198,7 +198,7 @@ def run_steps(runner: Any, config: EngineConfig) -> None:
         with runner.experts.step([1] * ranks, padded=1):
             pass  # as one that raised, of equal sizes
         if worker.proposals is not None:
-            _run_drafter(worker, config)
+            _run_drafter(worker, config, verified)
         for load in () if config.adapters is None else adapter_loads(model):
             worker.compute(batches[0], [adapted_rows(batches[0], load)])
             for batch in batches:
@@ -223,9 +223,10 @@ def run_steps(runner: Any, config: EngineConfig) -> None:
         worker.capture_graphs(0)
 
 
-def _run_drafter(worker: Any, config: EngineConfig) -> None:
+def _run_drafter(worker: Any, config: EngineConfig, verified: int) -> None:
     """Run a drafter behind steps of all sizes: with one new token a row, with several, and
-    prompts. Its further passes are like the first behind steps with one."""
+    prompts. Its further passes are like the first behind steps with one. verified: rows of the
+    largest step with drafts."""
     scheduler, most = config.scheduler, config.speculation.max_drafts
     rows = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
     longest = max(scheduler.max_model_len - 2, 1)
@@ -241,6 +242,19 @@ def _run_drafter(worker: Any, config: EngineConfig) -> None:
         inputs = DraftInputs(-ones, ones << 20, ones)
         hidden = kept.states.new_empty((len(batch.token_ids), kept.states.shape[1]))
         worker.proposals.launch(replace(batch, draft_inputs=inputs), hidden)
+    if worker.proposals.is_chain:
+        for batch in draft_batches(verified, scheduler.max_model_len):
+            worker.compute(drafted(batch), ())
+        for group in worker.proposals.graph_groups(sizes(verified)):
+            for graph in group:
+                worker.proposals.launch_graph(graph)
+
+
+def drafted(batch: StepBatch) -> StepBatch:
+    """Return a step of rows that decode with a model that drafts behind it, as of one row."""
+    ones = np.ones(len(batch.rows), dtype=np.int32)
+    count = len(batch.sampled_rows)
+    return replace(batch, sampled_rows=[0] * count, draft_inputs=DraftInputs(-ones, ones, ones))
 
 
 def _run_pooled_steps(

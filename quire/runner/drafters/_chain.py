@@ -5,10 +5,9 @@ Axes: n tokens of the first pass, m rows with drafts, E hidden
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -25,25 +24,12 @@ from quire.runner.drafters._passes import (
     batch_behind,
     build_first_pass,
 )
-from quire.runner.drafters.base import MetadataOf, TargetStates
+from quire.runner.drafters.base import ChainModel, GraphedHead, MetadataOf, TargetStates
 from quire.runner.media.media_rows import find_media_rows
 from quire.runner.step_batch import StepBatch
 
 Chains = list[tuple[Indexes, Tensor]]
 """Of each pass: which of the rows have a draft of it, and these."""
-
-
-class ChainModel(Protocol):
-    """What makes drafts, one after the other: quire.models.drafters._base.DraftHead."""
-
-    @property
-    def taps(self) -> tuple[int, ...]: ...
-
-    def begin(self, hidden: Tensor, taps: Mapping[int, Tensor], at: Tensor) -> Tensor: ...
-
-    def __call__(self, step: StepInputs, states: Tensor, /) -> Tensor: ...
-
-    def drafts(self, states: Tensor) -> Tensor: ...
 
 
 class ChainDrafter:
@@ -66,6 +52,7 @@ class ChainDrafter:
         self._device = device
         self._embed_media = embed_media or _without_media
         self._given = None if slots is None else np.zeros(slots, dtype=np.int32)
+        self.graphed_head = GraphedHead(model, backend, limits.max_len, slots is not None)
 
     def propose(
         self,

@@ -9,11 +9,13 @@ or stale one costs acceptance only, and changes no token that is generated.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from quire.attention.base import AttentionMetadata
+from quire.attention.base import AttentionMetadata, Backend
+from quire.models.base import StepInputs
 from quire.runner.step_batch import StepBatch
 
 MetadataOf = Callable[[StepBatch], AttentionMetadata]
@@ -27,8 +29,36 @@ class TargetStates(NamedTuple):
     taps: Mapping[int, Tensor]  # layer -> [T, E] residual stream after it, of ModelDrafter.taps
 
 
+class ChainModel(Protocol):
+    """What makes drafts, one after the other: quire.models.drafters._base.DraftHead."""
+
+    @property
+    def taps(self) -> tuple[int, ...]: ...
+
+    def begin(self, hidden: Tensor, taps: Mapping[int, Tensor], at: Tensor) -> Tensor: ...
+
+    def __call__(self, step: StepInputs, states: Tensor, /) -> Tensor: ...
+
+    def drafts(self, states: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GraphedHead:
+    """A drafter whose passes behind decode steps a GPU's worker runs by itself, as graphs."""
+
+    model: ChainModel
+    backend: Backend
+    max_len: int  # positions that the head has
+    is_whole: bool = False  # a model of its own, which reads each token in its place, and no states
+
+
 class ModelDrafter(Protocol):
     """Proposes drafts for the rows of a step. Called on the device thread."""
+
+    @property
+    def graphed_head(self) -> GraphedHead | None:
+        """The head behind decode steps, in place of propose(); None: there is none."""
+        ...
 
     @property
     def taps(self) -> frozenset[int]:

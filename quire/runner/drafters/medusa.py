@@ -19,6 +19,7 @@ class Drafter:
     """Runs all heads over the states of rows that the step sampled."""
 
     taps: frozenset[int] = frozenset()
+    graphed_head = None
 
     def __init__(self, heads: Head, device: torch.device) -> None:
         self._heads = heads

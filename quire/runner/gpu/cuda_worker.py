@@ -40,7 +40,8 @@ from quire.runner.gpu.cuda_graphs import (
     padded_sample_rows,
     weak_method,
 )
-from quire.runner.gpu.draft_proposals import DraftProposals, SlotState
+from quire.runner.gpu.draft_chain import ChainBuffers, ChainGraph, ChainSizes, SlotState
+from quire.runner.gpu.draft_proposals import build_proposals
 from quire.runner.gpu.gemm_warmup import warm_up_gemms
 from quire.runner.gpu.graph_groups import GraphKey, VariantGraph, find_graph_groups
 from quire.runner.gpu.kv_memory import KVMemory, touch_memory
@@ -52,7 +53,7 @@ from quire.runner.gpu.mixed_batch_graphs import (
     select_shared_shape,
     without_padding,
 )
-from quire.runner.gpu.mixed_inputs import MixedInputs, cross_metadata
+from quire.runner.gpu.mixed_inputs import MixedInputs, cross_metadata, empty_step_buffers
 from quire.runner.gpu.pending_step import DeviceInputs, PendingStep, SamplingWay, StepBounds
 from quire.runner.gpu.pinned_io import PinnedIO
 from quire.runner.gpu.result_buffers import ResultBuffers
@@ -127,10 +128,6 @@ class CudaWorker:
             (slots.tables, rows, self._width), dtype=torch.int32, device=device
         )
         self.last_tokens = torch.zeros(rows, dtype=torch.int32, device=device)
-        self.proposals: DraftProposals | None = None
-        if drafter is not None:
-            state = SlotState(self._tables, self.last_tokens, self._block_size)
-            self.proposals = DraftProposals(drafter, state, self._max_rows)
         self._kv_memory = KVMemory(cache, host_cache, device)
         self._pinned_io = PinnedIO(self._max_rows, depth, device)
         most = max(max_tokens, self._max_rows)
@@ -158,6 +155,10 @@ class CudaWorker:
         self._stage = StageStates(link, longest_graph)
         self._graphs = CudaGraphCache[GraphKey](weak_method(self._launch), device)
         self._graph_bytes = 0
+        state = SlotState(self._tables, self.last_tokens, self._block_size)
+        sizes = ChainSizes(self._max_rows, min(rows, drafts), max_drafts, depth)
+        buffers = ChainBuffers(self._results.ids, self._pinned_io.views, self._graphs.run)
+        self.proposals = build_proposals(drafter, state, buffers, sizes)
         self._stream.wait_stream(torch.cuda.current_stream(device))
 
     # -- the runner's calls ---------------------------------------------------------------------
@@ -224,13 +225,13 @@ class CudaWorker:
             self._graphs.capture([key for group in groups for key in group], reserved_bytes)
 
     def graph_groups(self) -> list[list[GraphKey]]:
-        """Return all graphs that steps may run, those of a variant together. Each group begins with
-        its largest."""
+        """Return all graphs that steps may run. Each group begins with its largest."""
         rows, with_drafts = self._sizes[-1], max(self._draft_sizes, default=0)
         rows = rows if self._generates else 0
-        return find_graph_groups(
+        found = find_graph_groups(
             self._graphs, self._variants, self._shapes, rows, with_drafts, samples=self._samples
         )
+        return [*found, *(self.proposals.graph_groups(self._draft_sizes) if self.proposals else ())]
 
     def release_kv_memory(self) -> None:
         self.synchronize()
@@ -288,6 +289,9 @@ class CudaWorker:
 
     def _launch(self, graph: GraphKey) -> None:
         """Launch the kernels of a graph, whose integers are where the device reads them."""
+        if isinstance(graph, ChainGraph):
+            assert self.proposals is not None
+            return self.proposals.launch_graph(graph)
         variant = self._variant_of(graph)
         if isinstance(graph, VariantGraph):
             variant.launch_own(graph.key)
@@ -301,16 +305,19 @@ class CudaWorker:
             if graph.part == "forward":
                 self._store_hidden(hidden)
                 if graph.drafts and self.proposals is not None:
-                    self.proposals.keep_taps()
+                    self.proposals.keep_states(self._hidden)
             else:
                 self._sample_decode(hidden, graph, variant)
 
-    def _variant_of(self, graph: GraphKey) -> StepVariant:
+    def _variant_of(self, graph: DecodeGraph | GraphShape | VariantGraph) -> StepVariant:
         return next(one for one in self._variants if one.name == graph.variant)
 
     def _upload_empty(self, graph: GraphKey) -> None:
         """Upload the integers of a step without rows: it reads and writes no slot."""
-        if isinstance(graph, VariantGraph):
+        if isinstance(graph, ChainGraph):
+            assert self.proposals is not None
+            self.proposals.upload_empty()
+        elif isinstance(graph, VariantGraph):
             self._variant_of(graph).prepare_own(graph.key)
         elif isinstance(graph, GraphShape):
             padded = pad_to_shape(EMPTY_BATCH, graph, self._variant_of(graph).rotary_axes)
@@ -357,17 +364,17 @@ class CudaWorker:
             done.record()
             view = self._pinned_io.output_view(done)
             step = PendingStep(inputs, done, view, None, (), how.masks)
-            return self._propose(step, self._hidden, replayed=True)
+            return self._propose(step, self._hidden, size)
         assert self._hidden is not None
         views, hidden = self._pinned_io.views(size), self._hidden[:size]
         pending = self._sample(hidden, views.row_slots, views.outputs, inputs, how, (), variant)
         self._pinned_io.output_view(pending.done)
-        return self._propose(pending, hidden, replayed=True)
+        return self._propose(pending, hidden, size)
 
     def _decode_forward(self, graph: DecodeGraph, variant: StepVariant) -> Tensor:
         """Launch a decode step's forward pass, from the host's integers to hidden states [R, E]."""
         mail, views = self._pinned_io, self._pinned_io.views(graph.size)
-        ids, kv_slots = self._empty_step_buffers(graph.size)
+        ids, kv_slots = empty_step_buffers(self._tables, graph.size)
         kernels.load_decode_inputs(
             mail.state,
             mail.inbox,
@@ -391,6 +398,8 @@ class CudaWorker:
         assert graph.kind is not None
         ids, tops = self._sampler.choose(logits, views.row_slots, views.outputs, graph.kind)
         lazy_fusion.flush()
+        if self.proposals is not None:
+            self._results.ids[: len(ids)].copy_(ids)
         kernels.store_decode_results(
             mail.state, ids, tops, views.row_slots, self.last_tokens, mail.outbox, mail.stride
         )
@@ -467,7 +476,7 @@ class CudaWorker:
         variant: StepVariant,
     ) -> Tensor:
         """Gather the inputs of an uploaded step, and run the model: [T, E]."""
-        ids, kv_slots = self._empty_step_buffers(len(views.token_ids))
+        ids, kv_slots = empty_step_buffers(self._tables, len(views.token_ids))
         kernels.gather_inputs(
             views.token_ids,
             views.token_slots,
@@ -481,12 +490,6 @@ class CudaWorker:
         hidden = self._forward(views, ids, kv_slots, bounds, parts, variant)
         lazy_fusion.flush()
         return hidden
-
-    def _empty_step_buffers(self, tokens: int) -> tuple[Tensor, Tensor]:
-        """Allocate token ids [T] and KV slots [G, T], for a kernel to fill."""
-        groups, device = self._tables.shape[0], self._tables.device
-        ids = torch.empty(tokens, dtype=torch.int32, device=device)
-        return ids, torch.empty((groups, tokens), dtype=torch.int64, device=device)
 
     def _forward(
         self,
@@ -574,13 +577,10 @@ class CudaWorker:
         fetched = sampled.copy_to_host()
         return self._build_pending_step(inputs, pending_parts, fetched, how.masks)
 
-    def _propose(
-        self, step: PendingStep, hidden: Tensor | None, *, replayed: bool = False
-    ) -> PendingStep:
-        """Let a model make drafts behind a step. hidden: its states, of all tokens at least."""
+    def _propose(self, step: PendingStep, hidden: Tensor | None, size: int = 0) -> PendingStep:
+        """Let a model draft behind a step. hidden: of all its tokens. size: of a decode step."""
         if self.proposals is not None and step.batch.draft_inputs is not None:
-            assert hidden is not None
-            self.proposals.propose(step, hidden, replayed)
+            self.proposals.propose(step, hidden, size)
         return step
 
     def _build_pending_step(

@@ -1,12 +1,14 @@
 """Draft proposals: runs a model drafter behind a step, on the stream of the worker.
 
-The drafter reads hidden states of all the step's tokens, and the tokens that were sampled: the host
-waits for these, as it does for the drafts, before the next step is planned.
+The drafter reads hidden states of all the step's tokens, and the tokens that were sampled. Behind a
+step of rows that decode, a head's passes are graphs (draft_chain.py), and the host waits once, for
+both tokens and drafts. Else it waits for the tokens before it launches the drafter.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -17,58 +19,102 @@ from quire.kernels.framework import lazy_fusion
 from quire.kernels.gpu.runtime import step_io as kernels
 from quire.models.base import HiddenTaps
 from quire.runner.drafters.base import ModelDrafter, TargetStates
+from quire.runner.gpu.draft_chain import (
+    ChainBuffers,
+    ChainGraph,
+    ChainSizes,
+    DraftChain,
+    SlotState,
+)
 from quire.runner.gpu.pending_step import PendingStep
 from quire.runner.gpu.staging_buffer import align_words
 from quire.runner.step_batch import StepBatch
 
 
-class SlotState(NamedTuple):
-    """What the device has of all slots."""
-
-    tables: Tensor  # [G, M, W]
-    last_token: Tensor  # [M]
-    block_size: int
-
-
 class DraftProposals:
     """A drafter, and the states of the model that it reads.
 
-    taps: of the forward pass that was launched last.
+    taps: of the forward pass that was launched last. chain: of a head, behind decode steps.
     """
 
-    def __init__(self, drafter: ModelDrafter, slots: SlotState, max_rows: int) -> None:
+    def __init__(
+        self, drafter: ModelDrafter, slots: SlotState, max_rows: int, chain: DraftChain | None
+    ) -> None:
         """max_rows: of steps whose states are kept for graphs."""
         self._drafter = drafter
         self._slots = slots
         self._max_rows = max_rows
+        self._chain = chain
         self._kept: dict[int, Tensor] = {}
+        self._any_states = False
         self.taps = HiddenTaps(drafter.taps)
+
+    @contextmanager
+    def taking_any_states(self) -> Iterator[None]:
+        """Within, the model has few of its layers: its last states pass for those of all layers."""
+        self._any_states = True
+        try:
+            yield
+        finally:
+            self._any_states = False
+
+    def _tapped(self, hidden: Tensor) -> dict[int, Tensor]:
+        """Return the states of each layer that the drafter reads. hidden: the last ones."""
+        if self._any_states:
+            return dict.fromkeys(self._drafter.taps, hidden)
+        return self.taps.hidden
 
     def new_taps(self) -> HiddenTaps:
         self.taps = HiddenTaps(self._drafter.taps)
         return self.taps
 
-    def keep_taps(self) -> None:
-        """Copy the taps to where propose() finds them after a replay."""
+    @property
+    def is_chain(self) -> bool:
+        """Whether a head's passes behind decode steps are graphs."""
+        return self._chain is not None
+
+    def graph_groups(self, sizes: Sequence[int]) -> list[list[ChainGraph]]:
+        """Return the graphs of passes behind decode steps of these sizes."""
+        return [] if self._chain is None else self._chain.graph_groups(sizes)
+
+    def upload_empty(self) -> None:
+        """Upload what a graph of graph_groups() reads: no rows."""
+        assert self._chain is not None, "no graphs"
+        self._chain.upload_empty()
+
+    def launch_graph(self, graph: ChainGraph) -> None:
+        assert self._chain is not None, "no graphs"
+        self._chain.launch(graph)
+
+    def keep_states(self, hidden: Tensor | None) -> None:
+        """Copy the taps to where propose() finds them after a replay. hidden: is kept already."""
+        assert hidden is not None
         lazy_fusion.flush()
-        for layer, one in self.taps.hidden.items():
+        for layer, one in self._tapped(hidden).items():
             if layer not in self._kept:
                 shape = (self._max_rows, one.shape[1])
                 self._kept[layer] = torch.empty(shape, dtype=one.dtype, device=one.device)
             self._kept[layer][: len(one)].copy_(one)
+        if self._chain is not None:
+            self._chain.states = TargetStates(hidden, self._kept)
 
-    def propose(self, step: PendingStep, hidden: Tensor, replayed: bool) -> None:
-        """Add the drafts behind the step's tokens to its result. Waits for both.
+    def propose(self, step: PendingStep, hidden: Tensor | None, size: int) -> None:
+        """Add the drafts behind the step's tokens to its result. Without a chain, wait for both.
 
-        hidden: [T or more, E]. replayed: the step may be one whose taps were kept.
+        hidden: [T or more, E]. size: at which a decode step ran, whose taps were kept; 0: another.
         """
+        assert hidden is not None
+        if self._chain is not None and size:
+            step.drafts = self._chain.launch_behind(step.batch, size)
+            step.done.record()
+            return
         tokens, batch = step.step_tokens(), step.batch
-        states = TargetStates(hidden, self._kept if replayed else self.taps.hidden)
+        states = TargetStates(hidden, self._kept if size else self._tapped(hidden))
         kept = batch.accepted(tokens.ids, tokens.ends)
         lazy_fusion.flush()  # the states are read by torch
         found = self._drafter.propose(batch, tokens.ids, kept, states, self._metadata)
         lazy_fusion.flush()
-        step.drafts = {"drafts": found}
+        step.drafts = lambda tokens: {"drafts": found}
 
     def launch(self, batch: StepBatch, hidden: Tensor) -> None:
         """Launch what propose() launches behind a step of which every token is accepted.
@@ -109,3 +155,15 @@ class DraftProposals:
             decodes=batch.num_decodes,
             past=batch.max_prior_context,
         )
+
+
+def build_proposals(
+    drafter: ModelDrafter | None, slots: SlotState, buffers: ChainBuffers, sizes: ChainSizes
+) -> DraftProposals | None:
+    """Build what runs a drafter; None: there is none. sizes: of the worker's largest steps."""
+    if drafter is None:
+        return None
+    head, chain = drafter.graphed_head, None
+    if head is not None and sizes.rows:
+        chain = DraftChain(head, slots, buffers, sizes)
+    return DraftProposals(drafter, slots, sizes.tokens, chain)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from quire.runner.gpu.cuda_graphs import CudaGraphCache, DecodeGraph, decode_graph_groups
+from quire.runner.gpu.draft_chain import ChainGraph
 from quire.runner.gpu.mixed_batch_graphs import GraphShape
 from quire.runner.parts.base import StepVariant
 
@@ -19,7 +20,7 @@ class VariantGraph(NamedTuple):
     variant: str
 
 
-GraphKey = DecodeGraph | GraphShape | VariantGraph
+GraphKey = DecodeGraph | GraphShape | VariantGraph | ChainGraph
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,3 +83,9 @@ def cross_metadata(tables: Tensor, token_slots: Tensor, starts: Tensor) -> Cross
         starts=starts[: len(slots) + 1],
         rows=slots,
     )
+
+
+def empty_step_buffers(tables: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    """Allocate token ids [T] and KV slots [G, T], for a kernel to fill. tables: [G, M, W]."""
+    ids = torch.empty(tokens, dtype=torch.int32, device=tables.device)
+    return ids, ids.new_empty((len(tables), tokens), dtype=torch.int64)

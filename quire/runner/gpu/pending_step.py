@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -95,7 +95,8 @@ class PendingStep:
     parts: Sequence[PendingPart]
     masks: GrammarMasks | None = None
     sampled: StepTokens | None = None  # None: not known yet
-    drafts: Mapping[str, Any] | None = None  # of the result
+    drafts: Callable[[StepTokens], Mapping[str, Any]] | None = None
+    """Returns the drafts behind what was sampled, as a field of the result."""
 
     def __post_init__(self) -> None:
         if self.masks is not None:
@@ -129,5 +130,5 @@ class PendingStep:
         sampled = self.step_tokens()
         extras: list[Mapping[str, Any]] = [part.result() for part in self.parts]
         if self.drafts is not None:
-            extras.append(self.drafts)
+            extras.append(self.drafts(sampled))
         return build_step_result(self.batch, sampled, extras)

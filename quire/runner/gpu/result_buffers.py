@@ -21,6 +21,11 @@ class ResultBuffers:
         self._ring = [pinned_words(2 * stride).view(2, -1) for _ in range(depth)]
         self._index = 0
 
+    @property
+    def ids(self) -> Tensor:
+        """[R or more] int32: what was stored last."""
+        return self._sent[0]
+
     def store(self, ids: Tensor, tops: Tensor, row_slots: Tensor) -> None:
         """Keep each row's token as its slot's last, and its number for copy_to_host().
 

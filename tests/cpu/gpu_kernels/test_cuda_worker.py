@@ -27,6 +27,7 @@ from quire.runner import shared_prefixes
 from quire.runner.gpu import (
     cuda_graphs,
     cuda_worker,
+    draft_chain,
     pinned_io,
     result_buffers,
     staging_buffer,
@@ -88,7 +89,7 @@ def acted(monkeypatch):
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
-    for module in (result_buffers, pinned_io, staging_buffer):
+    for module in (draft_chain, result_buffers, pinned_io, staging_buffer):
         monkeypatch.setattr(module, "pinned_words", lambda n: torch.empty(n, dtype=torch.int32))
 
     def reserve(self, size):

@@ -1,6 +1,12 @@
 """What a step's tensors are made of, from plans written by hand."""
 
+import random
+from types import SimpleNamespace
+
+import numpy as np
+
 from quire.core.types import UNKNOWN, Request, Row, Sequence, StepPlan, StopConditions, Wants
+from quire.runner import step_batch
 from quire.runner.device_worker import build_step_result
 from quire.runner.slots import SlotTables, TableShape
 from quire.runner.step_batch import LEAST_SORTED, build_step_batch
@@ -115,3 +121,33 @@ def test_a_slot_serves_its_next_sequence_from_the_start():
     updated(slots, 1, Row(a, 0, 8, Wants.TOKEN), joins=(a,))
     b = sequence("b", range(4), slot=0, table=[3])
     assert updated(slots, 2, Row(b, 0, 4, Wants.TOKEN), joins=(b,), leaves=(0,)) == [(0, 0, 0, [3])]
+
+
+def test_a_step_of_rows_that_decode_with_drafts_is_built_as_any_other():
+    """Its own function, which is quicker, gives the numbers of the one for all steps."""
+    draw, compared = random.Random(1), 0
+    while compared < 100:
+        planned = []
+        for _ in range(draw.randrange(1, 9)):
+            length, drafts = draw.randrange(5, 30), draw.randrange(4)
+            request = SimpleNamespace(prompt=(0,) * draw.randrange(1, length + 1))
+            seq = SimpleNamespace(
+                slot=draw.randrange(50),
+                tokens=[draw.randrange(90) for _ in range(length)],
+                drafts=tuple(range(drafts + draw.randrange(2))),
+                request=request,
+            )
+            planned.append(Row(seq, length - 1, 1 + drafts, Wants.TOKEN, drafts))
+        if not any(row.drafts for row in planned):
+            continue
+        want = step_batch._build_mixed_batch(tuple(planned))
+        seqs, starts, _, _, drafts = zip(*planned)
+        got = step_batch._build_draft_batch(seqs, starts, drafts)
+        for name in want.__slots__:
+            one, other = getattr(got, name), getattr(want, name)
+            if isinstance(other, np.ndarray):
+                assert one.dtype == other.dtype, name
+                assert one.tolist() == other.tolist(), name
+            else:
+                assert one == other, name
+        compared += 1

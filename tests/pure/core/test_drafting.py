@@ -263,3 +263,18 @@ def test_a_model_makes_no_drafts_where_no_sequence_has_any():
     assert drafting.end_plan(0) == 0
     drafting.add(quiet.request, [quiet])
     assert drafting.end_plan(0) == 3
+
+
+def verifying(rows, tokens):
+    """Milliseconds of a step of an 8B model on a GPU whose drafts are a head's: what a step with
+    drafts costs at all, and little for each of them."""
+    return 3.6 + 0.035 * rows + (0.8 + 0.012 * (tokens - rows) if tokens > rows else 0.0)
+
+
+@pytest.mark.parametrize(("rows", "least"), [(1, 1.75), (8, 1.6), (32, 1.4)])
+def test_the_drafts_of_a_head_are_soon_as_many_as_pay(rows, least):
+    """Neither a first draft that pays little nor one that failed once ends the others."""
+    how = {"model": True, "drafts": 3, "tokens": 300}
+    off = Simulation(rows, lambda _: 0.8, verifying, **how | {"drafts": 0})
+    on = Simulation(rows, lambda _: 0.8, verifying, **how)
+    assert on.run() / off.run() > least

@@ -1,0 +1,164 @@
+"""Chain I/O kernels take a chain of drafts from one pass to the next, without the host.
+
+They are not ops: they contain nothing of a model. Beside those of step_io they alone read the
+runner's block tables.
+
+Axes: T tokens of the step before, m rows with drafts, D drafts of a row
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.gpu.runtime.fast_launch import kernel
+from quire.kernels.gpu.runtime.int_math import cdiv, next_power_of_2
+
+BLOCK = 128
+ANY_TOKEN = -2
+"""In place of a draft: it is accepted, whatever was sampled."""
+
+
+class PassInputs(NamedTuple):
+    """What a pass over n tokens reads, each of them a row."""
+
+    tokens: Tensor  # [n] int32
+    positions: Tensor  # [n] int32
+    contexts: Tensor  # [n] int32; 0: padding
+    rows: Tensor  # [n] int32, of the block tables
+    kv_slots: Tensor  # [G, n] int64; -1: padding
+
+
+@kernel("rows", "stride", "longest", "number")
+def _find_ends_kernel(
+    chosen_ptr,  # [T]
+    draft_ptr,  # [T] the draft behind each token; -1: none
+    context_ptr,  # [T]
+    row_ptr,  # [4, stride]: first token, number of tokens, then what advance_rows reads
+    end_ptr,  # [m] out
+    place_ptr,  # [m] out
+    pass_ptr,  # [1] out
+    rows,
+    stride,
+    longest,
+    number,
+    ANY: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    live = r < rows
+    first = tl.load(row_ptr + r, mask=live, other=0)
+    count = tl.load(row_ptr + stride + r, mask=live, other=0)
+    accepted = tl.zeros([BLOCK], tl.int32)
+    for j in range(longest):
+        behind = (accepted == j) & (j < count)  # all before have been accepted
+        draft = tl.load(draft_ptr + first + j, mask=behind, other=-1)
+        chosen = tl.load(chosen_ptr + first + j, mask=behind, other=-1)
+        agrees = (draft == ANY) | ((draft >= 0) & (draft == chosen))
+        accepted += tl.where(behind & agrees, 1, 0)
+    end = first + accepted
+    context = tl.load(context_ptr + end, mask=live & (count > 0), other=1)
+    tl.store(end_ptr + r, end, mask=live)
+    tl.store(place_ptr + r, context - 1, mask=live)
+    tl.store(pass_ptr, number, mask=tl.program_id(0) == 0)
+
+
+@kernel("rows", "stride", "group_stride", "width")
+def _advance_rows_kernel(
+    pass_ptr,  # [1] in and out
+    id_ptr,  # [m] drafts
+    row_ptr,  # [4, stride]: ..., room, slot; negative: padding
+    tables_ptr,  # [G, M, W]
+    place_ptr,  # [m] in and out
+    token_ptr,  # [m] out
+    position_ptr,  # [m] out
+    context_ptr,  # [m] out
+    table_row_ptr,  # [m] out
+    kv_ptr,  # [G, m] out, int64
+    draft_ptr,  # [D, stride] out
+    rows,
+    stride,
+    group_stride,  # M * W
+    width,
+    GROUPS: tl.constexpr,
+    KV_BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program, so that it can count the pass at its end."""
+    number = tl.load(pass_ptr)
+    for start in range(0, rows, BLOCK):
+        r = start + tl.arange(0, BLOCK)
+        live = r < rows
+        token = tl.load(id_ptr + r, mask=live, other=0)
+        room = tl.load(row_ptr + 2 * stride + r, mask=live, other=0)
+        slot = tl.load(row_ptr + 3 * stride + r, mask=live, other=-1)
+        place = tl.load(place_ptr + r, mask=live, other=0) + 1
+        real = (slot >= 0) & (place < room)
+        tl.store(place_ptr + r, place, mask=live)
+        tl.store(token_ptr + r, token, mask=live)
+        tl.store(draft_ptr + number * stride + r, token, mask=live & (number >= 0))
+        tl.store(position_ptr + r, tl.where(real, place, 0), mask=live)
+        tl.store(context_ptr + r, tl.where(real, place + 1, 0), mask=live)
+        tl.store(table_row_ptr + r, tl.where(real, slot, 0), mask=live)
+        entry = slot.to(tl.int64) * width + place // KV_BLOCK
+        for g in tl.static_range(GROUPS):
+            block = tl.load(tables_ptr + g * group_stride.to(tl.int64) + entry, mask=real, other=0)
+            at = block.to(tl.int64) * KV_BLOCK + place % KV_BLOCK
+            tl.store(kv_ptr + g * rows.to(tl.int64) + r, tl.where(real, at, -1), mask=live)
+    tl.debug_barrier()  # every thread has read the number
+    tl.store(pass_ptr, number + 1)
+
+
+def find_ends(
+    chosen: Tensor,
+    drafts: Tensor,
+    contexts: Tensor,
+    rows: Tensor,
+    ends: Tensor,
+    places: Tensor,
+    counter: Tensor,
+    longest: int,
+    number: int = 0,
+) -> None:
+    """Find the last accepted token of each row, and its position: ends, places [m] int32.
+
+    chosen, drafts, contexts: [T] int32 of the step: sampled tokens, the draft behind each (-1:
+    none, ANY_TOKEN: one that counts as accepted), contexts. rows: [4, m or more]: first tokens,
+    numbers of tokens (0: padding), and two more. counter: [1], becomes `number`, that of the first
+    pass whose ids advance_rows() is given. longest: most tokens of a row.
+    """
+    count = ends.shape[0]
+    _find_ends_kernel(
+        (cdiv(count, BLOCK), 1, 1),
+        (chosen, drafts, contexts, rows, ends, places, counter),
+        (count, rows.shape[1], longest, number),
+        (ANY_TOKEN, BLOCK),
+    )
+
+
+def advance_rows(
+    counter: Tensor,
+    ids: Tensor,
+    rows: Tensor,
+    tables: Tensor,
+    places: Tensor,
+    inputs: PassInputs,
+    drafts: Tensor,
+    block_size: int,
+) -> None:
+    """Keep the drafts `ids` [m] int32 of pass counter[0], and fill the inputs of the next pass.
+
+    rows: as find_ends() has them, the last two: positions that the row has blocks for, and its
+    slot (negative: padding). A row without room is padding. places: [m] positions of the last pass,
+    advanced. drafts: [D, m or more] int32, as wide as rows. Ids of pass -1 are no drafts.
+    """
+    count, (groups, slots, width) = ids.shape[0], tables.shape
+    _advance_rows_kernel(
+        (1, 1, 1),
+        (counter, ids, rows, tables, places, *inputs, drafts),
+        (count, rows.shape[1], slots * width, width),
+        (groups, block_size, min(1024, max(32, next_power_of_2(count)))),
+        warps=8,
+    )

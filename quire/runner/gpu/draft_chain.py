@@ -1,0 +1,304 @@
+"""Draft chain: a drafter's passes behind a decode step, as graphs, without the host in between.
+
+    first    one pass over the T tokens of the step. A head is given what was sampled behind each
+    ends     the rows' last accepted tokens, which the device finds. Of a head: the first draft
+    next     one token of each row: one draft more, as often as drafts are wanted
+
+The first pass has the inputs of the step itself: rejected tokens are in it, whose keys the next
+step writes again. So the host waits once, for the step's tokens and the drafts behind them.
+
+Axes: T tokens of the step, m rows of the plan, D drafts of a row, E hidden of the head
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.attention.base import AttentionMetadata
+from quire.kernels.framework import lazy_fusion
+from quire.kernels.gpu.runtime import chain_io, step_io
+from quire.kernels.gpu.runtime.chain_io import PassInputs
+from quire.models.base import StepInputs
+from quire.runner.drafters.base import GraphedHead, TargetStates
+from quire.runner.gpu.cuda_graphs import draft_sizes
+from quire.runner.gpu.mixed_inputs import empty_step_buffers
+from quire.runner.gpu.pending_step import DeviceInputs
+from quire.runner.gpu.staging_buffer import StagingBuffer, align_words, pinned_words
+from quire.runner.step_batch import Ints, StepBatch
+from quire.sampling.step_sampling import StepTokens
+
+ROW_FIELDS = 4
+"""first token, number of tokens, room, slot: see quire.kernels.gpu.runtime.chain_io."""
+
+
+class ChainGraph(NamedTuple):
+    """The key of a graph. size: T of "first", else m, padded."""
+
+    part: Literal["first", "ends", "next"]
+    size: int
+
+
+class SlotState(NamedTuple):
+    """What the device has of all slots."""
+
+    tables: Tensor  # [G, M, W]
+    last_token: Tensor  # [M]
+    block_size: int
+
+
+class ChainBuffers(NamedTuple):
+    """What a worker shares with a chain."""
+
+    chosen: Tensor  # [T or more] int32, sampled tokens of a step
+    views: Callable[[int], DeviceInputs]  # the inputs of a decode step of so many tokens
+    run: Callable[[ChainGraph], None]  # replays a graph, or launches its kernels
+
+
+class ChainSizes(NamedTuple):
+    """Of the largest step with drafts."""
+
+    tokens: int
+    rows: int
+    drafts: int  # of a row
+    depth: int  # more than steps that may be in flight
+
+
+@dataclass(frozen=True, slots=True)
+class ChainResult:
+    """The drafts behind a step, on their way to the host: there after the step's event."""
+
+    batch: StepBatch
+    rows: Ints  # [m] of the plan
+    most: Ints  # [m] drafts
+    room: Ints  # [m] positions that a row has blocks for
+    drafts: Ints  # [D, m or more]
+
+    def __call__(self, tokens: StepTokens) -> dict[str, dict[int, tuple[int, ...]]]:
+        """Return them by row of the plan, as a field of the StepResult."""
+        batch, found = self.batch, {}
+        last = {batch.sampled_rows[i]: i for i in batch.accepted(tokens.ids, tokens.ends)}
+        behind = self.room - batch.positions[[last[row] for row in self.rows.tolist()]]
+        counts = np.minimum(np.minimum(self.most, behind), len(self.drafts)).tolist()
+        columns = self.drafts[:, : len(counts)].T.tolist()
+        for row, count, drafts in zip(self.rows.tolist(), counts, columns):
+            if count > 0:
+                found[row] = tuple(drafts[:count])
+        return {"drafts": found}
+
+
+class DraftChain:
+    """The graphs of a drafter, and the buffers that they share.
+
+    states: of the model, at fixed addresses: set before the first launch.
+    """
+
+    def __init__(
+        self, head: GraphedHead, slots: SlotState, buffers: ChainBuffers, sizes: ChainSizes
+    ) -> None:
+        self._head, self._slots = head, slots
+        self._chosen, self._views, self._run = buffers
+        self._max_tokens, max_rows, self._max_drafts, depth = sizes
+        self.states: TargetStates | None = None
+        device, groups = slots.tables.device, slots.tables.shape[0]
+        self._sizes = sorted({1, *draft_sizes(max_rows)})
+        stride = align_words(max_rows)
+        wide = align_words(self._max_tokens)
+        self._staging = StagingBuffer(2 * wide + ROW_FIELDS * stride, depth, device)
+        sent = self._staging.on_device
+        self._expected, self._tokens = sent[:wide], sent[wide : 2 * wide]
+        self._rows = sent[2 * wide :].view(ROW_FIELDS, stride)
+        self._every = torch.arange(self._max_tokens + 1, dtype=torch.int32, device=device)
+        self._pass = torch.zeros(1, dtype=torch.int32, device=device)
+        # ends, places, tokens, positions, contexts, table rows
+        self._words = torch.zeros((6, stride), dtype=torch.int32, device=device)
+        self._kv_slots = torch.zeros(groups * stride, dtype=torch.int64, device=device)
+        shape = self._max_drafts, stride
+        self._drafts = torch.zeros(shape, dtype=torch.int32, device=device)
+        self._ring = [pinned_words(self._drafts.numel()).view(shape) for _ in range(depth)]
+        self._turn = 0
+        self._first: Tensor | None = None  # [T, E] of the first pass
+        self._last: Tensor | None = None  # [m, E] of the rows
+
+    # -- a step -------------------------------------------------------------------------------
+
+    def launch_behind(self, batch: StepBatch, size: int) -> ChainResult | None:
+        """Launch the passes behind a decode step that ran at `size` tokens. None: no drafts."""
+        inputs = batch.draft_inputs
+        assert inputs is not None, "the batch was built without inputs of drafters"
+        plan_rows = np.asarray(batch.sampled_rows, dtype=np.int32)
+        first = np.flatnonzero(np.diff(plan_rows, prepend=-1)).astype(np.int32)
+        room = np.minimum(inputs.blocks[first] * self._slots.block_size, self._head.max_len)
+        counts = np.diff(first, append=len(plan_rows))
+        rows = np.stack((first, counts, room, batch.slots[first]))
+        self._upload(_expected_tokens(batch), batch.token_ids, rows)
+        self._run(ChainGraph("first", size))
+        most = inputs.most[first]
+        count = int(most.max())
+        if not count:
+            return None
+        padded = self._sizes[bisect_left(self._sizes, len(first))]
+        self._run(ChainGraph("ends", padded))
+        for _ in range(count if self._head.is_whole else count - 1):
+            self._run(ChainGraph("next", padded))
+        self._turn = (self._turn + 1) % len(self._ring)
+        host = self._ring[self._turn][:count]
+        host.copy_(self._drafts[:count], non_blocking=True)
+        return ChainResult(batch, plan_rows[first], most, room, host.numpy())
+
+    def upload_empty(self) -> None:
+        """Upload a step without rows."""
+        none = np.zeros((ROW_FIELDS, 0), dtype=np.int32)
+        self._upload(none[0], none[0], none)
+
+    def _upload(self, expected: Ints, tokens: Ints, rows: Ints) -> None:
+        """expected, tokens: [T], the first as of _expected_tokens(). rows: [ROW_FIELDS, m]."""
+        words, count = len(self._staging.on_device), rows.shape[1]
+        buffer = self._staging.acquire(words)
+        buffer[: len(expected)] = expected
+        buffer[len(self._expected) :][: len(tokens)] = tokens
+        table = buffer[-self._rows.numel() :].reshape(self._rows.shape)
+        table[:, :count] = rows
+        table[:, count:] = 0
+        table[3, count:] = -1
+        self._staging.send(words)
+
+    # -- graphs -------------------------------------------------------------------------------
+
+    def graph_groups(self, sizes: Sequence[int]) -> list[list[ChainGraph]]:
+        """Return all graphs, those of one part together, the largest first. sizes: of T."""
+        return [
+            [ChainGraph("first", size) for size in sorted(sizes, reverse=True)],
+            [ChainGraph("ends", size) for size in reversed(self._sizes)],
+            [ChainGraph("next", size) for size in reversed(self._sizes)],
+        ]
+
+    def launch(self, graph: ChainGraph) -> None:
+        """Launch the kernels of a graph, which read and write fixed addresses."""
+        if graph.part == "first":
+            self._launch_first(graph.size)
+        elif graph.part == "ends":
+            self._launch_ends(graph.size)
+        else:
+            self._launch_next(graph.size)
+
+    def _launch_first(self, size: int) -> None:
+        assert self.states is not None, "the model's pass has run"
+        views, (tables, last_token, block_size) = self._views(size), self._slots
+        positions = (views.contexts - 1).clamp(min=0)
+        given = self._tokens[:size]
+        if not self._head.is_whole:
+            given = self._chosen[:size].clamp(min=0)  # behind a rejected draft there may be none
+        ids, kv_slots = empty_step_buffers(tables, size)
+        step_io.gather_inputs(
+            given, views.row_slots, positions, last_token, tables, ids, kv_slots, block_size
+        )
+        positions = positions.clamp(max=self._head.max_len - 1)  # further ones have no drafts
+        inputs = PassInputs(ids, positions, views.contexts, views.rows, kv_slots)
+        hidden, taps = self.states
+        taps = {layer: one[:size] for layer, one in taps.items()}
+        known = self._head.model.begin(hidden[:size], taps, self._every[:size])
+        self._first = self._run_head(self._first, inputs, known, drafts=True)
+
+    def _launch_ends(self, size: int) -> None:
+        first = self._first
+        assert first is not None, "the first pass has run"
+        ends, places = self._words[0, :size], self._words[1, :size]
+        contexts = self._views(self._max_tokens).contexts
+        whole = self._head.is_whole
+        chain_io.find_ends(
+            self._chosen,
+            self._expected,
+            contexts,
+            self._rows,
+            ends,
+            places,
+            self._pass,
+            1 + self._max_drafts,
+            -1 if whole else 0,
+        )
+        self._last = _kept(self._last, first.index_select(0, ends), len(self._words[0]))
+        if whole:
+            self._advance(self._chosen.index_select(0, ends))
+        else:
+            self._draft(size)
+
+    def _launch_next(self, size: int) -> None:
+        assert self._last is not None, "the rows' ends are known"
+        known = self._last[:size]
+        self._last = self._run_head(self._last, self._next_inputs(size), known, drafts=False)
+        self._draft(size)
+
+    def _next_inputs(self, size: int) -> PassInputs:
+        kv_slots = self._kv_slots[: len(self._slots.tables) * size].view(-1, size)
+        tokens, positions, contexts, rows = self._words[2:, :size].unbind()
+        return PassInputs(tokens, positions, contexts, rows, kv_slots)
+
+    def _run_head(
+        self, out: Tensor | None, inputs: PassInputs, known: Tensor, *, drafts: bool
+    ) -> Tensor:
+        """Run a pass, and keep its states in `out`. drafts: rows may be of one sequence."""
+        tables, _, block_size = self._slots
+        size = len(inputs.tokens)
+        metadata = AttentionMetadata(
+            q_starts=self._every[: size + 1],
+            contexts=inputs.contexts,
+            tables=tables.unbind(),
+            slots=inputs.kv_slots.unbind(),
+            max_query=1,
+            max_context=tables.shape[2] * block_size,
+            rows=inputs.rows,
+            decodes=size,
+            past=0,
+            drafts=drafts,
+        )
+        attention = self._head.backend.plan(metadata)
+        found = self._head.model(StepInputs(inputs.tokens, inputs.positions, attention), known)
+        lazy_fusion.flush()  # it is read by torch
+        return _kept(out, found, self._max_tokens)
+
+    def _draft(self, size: int) -> None:
+        """Draft behind the rows' states, and fill the inputs of the next pass."""
+        assert self._last is not None
+        ids = self._head.model.drafts(self._last[:size])
+        lazy_fusion.flush()
+        self._advance(ids)
+
+    def _advance(self, ids: Tensor) -> None:
+        """Fill the inputs of a pass over `ids` [m], which are drafts but for those of "ends"."""
+        size = len(ids)
+        chain_io.advance_rows(
+            self._pass,
+            ids,
+            self._rows,
+            self._slots.tables,
+            self._words[1, :size],
+            self._next_inputs(size),
+            self._drafts,
+            self._slots.block_size,
+        )
+
+
+def _expected_tokens(batch: StepBatch) -> Ints:
+    """Return [T] the draft behind each token, as chain_io.find_ends() reads it."""
+    if not batch.next_drafts:
+        return np.full(len(batch.token_ids), -1, dtype=np.int32)
+    drafts = np.asarray(batch.next_drafts, dtype=np.int32)
+    if not batch.agreement:
+        return drafts
+    agrees = np.asarray(batch.agreement) & (drafts >= 0)
+    return np.where(agrees, chain_io.ANY_TOKEN, -1).astype(np.int32)
+
+
+def _kept(out: Tensor | None, found: Tensor, rows: int) -> Tensor:
+    """Copy states [n, E] into a buffer of so many rows at a fixed address, and return it."""
+    if out is None:
+        out = found.new_empty((rows, found.shape[1]))
+    out[: len(found)].copy_(found)
+    return out

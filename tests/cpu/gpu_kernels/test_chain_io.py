@@ -1,0 +1,95 @@
+"""What takes a chain of drafts from pass to pass, beside loops over numbers."""
+
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from quire.kernels.gpu.runtime import chain_io
+from quire.kernels.gpu.runtime.chain_io import ANY_TOKEN, PassInputs
+from quire.runner.gpu.draft_chain import ChainResult, _expected_tokens
+from quire.sampling.step_sampling import StepTokens
+
+BLOCK, STRIDE = 4, 32
+
+
+def ints(*values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def drawn_rows(draw, count):
+    """Rows of a step: sampled tokens, drafts behind each, contexts; and where each row ends."""
+    chosen, expected, contexts, rows, ends = [], [], [], [], []
+    for _ in range(count):
+        tokens, start = draw.randrange(1, 6), draw.randrange(1, 30)
+        rows.append((len(chosen), tokens))
+        sampled = [draw.randrange(9) for _ in range(tokens)]
+        drafts = [draw.choice([token, token, 9, ANY_TOKEN]) for token in sampled[:-1]] + [-1]
+        agree = [draft in (token, ANY_TOKEN) for token, draft in zip(sampled, drafts)]
+        ends.append(len(chosen) + agree.index(False))
+        chosen += sampled
+        expected += drafts
+        contexts += range(start, start + tokens)
+    return chosen, expected, contexts, rows, ends
+
+
+@pytest.mark.parametrize("count", [1, 5, 17])
+def test_a_chain_begins_behind_the_last_accepted_token_of_each_row(count):
+    chosen, expected, contexts, rows, want = drawn_rows(random.Random(count), count)
+    table = torch.zeros((4, STRIDE), dtype=torch.int32)
+    table[:2, :count] = torch.tensor(rows, dtype=torch.int32).T
+    ends, places = torch.full((2, count + 2), 7, dtype=torch.int32)
+    number = ints(5)
+    chain_io.find_ends(
+        ints(*chosen), ints(*expected), ints(*contexts), table, ends, places, number, 5
+    )
+    assert ends.tolist() == [*want, 0, 0]
+    assert places[:count].tolist() == [contexts[end] - 1 for end in want]
+    assert number.tolist() == [0]
+
+
+def test_a_pass_follows_in_its_blocks_and_rows_without_room_are_padding():
+    tables = torch.arange(2 * 3 * 4, dtype=torch.int32).view(2, 3, 4)  # groups, slots, blocks
+    table = torch.zeros((4, STRIDE), dtype=torch.int32)
+    table[2, :4] = ints(8, 8, 16, 0)  # positions that have blocks
+    table[3, :4] = ints(2, 0, 1, -1)
+    places, number = ints(6, 7, 9, 0), ints(1)
+    inputs = PassInputs(*torch.full((4, 4), 99, dtype=torch.int32), torch.full((2, 4), 99))
+    drafts = torch.zeros((3, STRIDE), dtype=torch.int32)
+    chain_io.advance_rows(number, ints(5, 6, 7, 8), table, tables, places, inputs, drafts, BLOCK)
+    assert number.tolist() == [2]
+    assert drafts[:, :4].tolist() == [[0] * 4, [5, 6, 7, 8], [0] * 4]
+    assert places.tolist() == [7, 8, 10, 1]
+    assert inputs.tokens.tolist() == [5, 6, 7, 8]
+    assert inputs.positions.tolist() == [7, 0, 10, 0]
+    assert inputs.contexts.tolist() == [8, 0, 11, 0]
+    assert inputs.rows.tolist() == [2, 0, 1, 0]
+    of = lambda group, slot, place: int(tables[group, slot, place // BLOCK]) * BLOCK + place % BLOCK  # noqa: E731
+    for group in (0, 1):
+        want = [of(group, 2, 7), -1, of(group, 1, 10), -1]
+        assert inputs.kv_slots[group].tolist() == want
+
+
+def test_a_row_has_as_many_drafts_as_its_blocks_and_its_request_allow():
+    accepted = SimpleNamespace(
+        sampled_rows=[0, 0, 1, 2, 2],
+        positions=np.array([10, 11, 5, 8, 9]),
+        accepted=lambda ids, ends: [0, 1, 2, 3],
+    )
+    drafts = np.arange(12, dtype=np.int32).reshape(3, 4)  # [D, m], padded by one
+    arrays = np.array([0, 1, 2]), np.array([3, 0, 2]), np.array([13, 16, 16])
+    result = ChainResult(accepted, *arrays, drafts)
+    assert result(StepTokens([0] * 5)) == {"drafts": {0: (0, 4), 2: (2, 6)}}
+
+
+def test_made_up_acceptance_takes_the_place_of_drafts():
+    batch = SimpleNamespace(token_ids=[1, 2, 3], next_drafts=[7, 8, -1], agreement=())
+    assert _expected_tokens(batch).tolist() == [7, 8, -1]
+    batch.agreement = [True, False, True]
+    assert _expected_tokens(batch).tolist() == [ANY_TOKEN, -1, -1]
+    batch.next_drafts = ()
+    assert _expected_tokens(batch).tolist() == [-1, -1, -1]
