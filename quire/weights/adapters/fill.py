@@ -24,7 +24,7 @@ from torch import Tensor
 from quire.errors import WeightError
 from quire.weights.adapters import packed
 from quire.weights.adapters.adapter import Delta
-from quire.weights.adapters.packed import Allocate, Layout, TensorSpec, bytes_of
+from quire.weights.adapters.packed import Allocate, PackedLayout, TensorSpec, bytes_of
 from quire.weights.adapters.tensor_files import DTYPES, AdapterTensors
 
 CHUNK = 1 << 20
@@ -103,7 +103,7 @@ class _Chunk:
 
 def fill(plans: Sequence[DeltaPlan], source: AdapterTensors, allocate: Allocate) -> Filled:
     """Read all tensors. Raises WeightError for NaN and infinity, and if the file is cut short."""
-    layout, chunks = Layout(), [_Chunk(0)]
+    layout, chunks = PackedLayout(), [_Chunk(0)]
     for plan in sorted(plans, key=lambda one: (one.layer, min(one.parts))):
         if layout.size - chunks[-1].begin >= CHUNK:
             chunks.append(_Chunk(layout.size))
@@ -132,7 +132,7 @@ def num_readers(most: int) -> int:
 class _ChunkFiller:
     """Fills chunks of one buffer, in any thread."""
 
-    def __init__(self, source: AdapterTensors, layout: Layout, buffer: Tensor) -> None:
+    def __init__(self, source: AdapterTensors, layout: PackedLayout, buffer: Tensor) -> None:
         self._source, self._layout = source, layout
         self._buffer, self._bytes = buffer, buffer.numpy()
         self._rooms = threading.local()  # each thread's last, as fresh memory is slow

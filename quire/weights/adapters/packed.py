@@ -41,7 +41,7 @@ Named = Mapping[str, Tensor | TensorSpec]
 """The tensors of a delta, by field."""
 
 
-class Layout:
+class PackedLayout:
     """Where tensors are in one buffer: side by side in the order in which they were added."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Layout:
 
 def pack_adapter(adapter: Adapter, allocate: Allocate) -> Adapter:
     """Return the adapter with all tensors as views of one buffer, in the order of their names."""
-    layout = Layout()
+    layout = PackedLayout()
     for layer in sorted(adapter.deltas):
         for part, delta in sorted(adapter.deltas[layer].items()):
             layout.add(layer, part, type(delta), dict(tensors_of(delta)))
