@@ -43,16 +43,21 @@ def shapes(config):
 
 
 def write_adapter(folder, config, rank, seed, dtype=torch.bfloat16):
-    """Write a PEFT folder; one file of numbers serves all parts of equal shape."""
+    """Write a PEFT folder; the numbers of a layer are those of the one before, moved by one."""
     folder.mkdir(parents=True)
     gen, tensors = torch.Generator().manual_seed(seed), {}
+    made = {
+        name: (
+            (torch.randn(rank, inputs, generator=gen) / inputs**0.5).to(dtype),
+            (torch.randn(outputs, rank, generator=gen) / 64).to(dtype),
+        )
+        for name, (outputs, inputs) in shapes(config).items()
+    }
     for layer in range(config["num_hidden_layers"]):
-        for name, (outputs, inputs) in shapes(config).items():
+        for name, (a, b) in made.items():
             stem = f"base_model.model.model.layers.{layer}.{name}"
-            a = torch.randn(rank, inputs, generator=gen) / inputs**0.5
-            b = torch.randn(outputs, rank, generator=gen) / 64
-            tensors[f"{stem}.lora_A.weight"] = a.to(dtype)
-            tensors[f"{stem}.lora_B.weight"] = b.to(dtype)
+            tensors[f"{stem}.lora_A.weight"] = a.roll(layer, 1)
+            tensors[f"{stem}.lora_B.weight"] = b.roll(layer, 0)
     save_file(tensors, folder / "adapter_model.safetensors")
     targets = [name.rpartition(".")[2] for name in shapes(config)]
     settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": targets}

@@ -1,6 +1,6 @@
 """Milliseconds that an adapter of llama-8b's size takes from its files to memory that a GPU reads.
 
-    python bench/lora_disk.py [--rank 16] [--dtype bfloat16] [--repeat 6] [--readers 1,2,4,8,16]
+    python bench/lora_disk.py [--rank 16] [--dtype bfloat16] [--repeat 6] [--readers 1,2,4,8,16] [--chunks 2]
 
 A line for each number of threads: the medians of the whole, of its processor time, and of its steps
 one after the other. `pinned` is memory that no adapter has left; else it is that of the one before.
@@ -9,6 +9,7 @@ Files are in the page cache. Without a GPU memory is not pinned.
 
 import argparse
 import functools
+import itertools
 import json
 import statistics
 import tempfile
@@ -21,7 +22,7 @@ from make_models import SHAPES
 
 from quire.models.build import describe_adaptable
 from quire.models.llama import Config
-from quire.weights.adapters import packed, read
+from quire.weights.adapters import fill, packed, read
 from quire.weights.adapters.adapter import AdapterLimits
 from quire.weights.adapters.deltas import DeltaBuilder
 
@@ -56,6 +57,7 @@ def main():
     parser.add_argument("--dtype", default="bfloat16", help="of the files")
     parser.add_argument("--repeat", type=int, default=6)
     parser.add_argument("--readers", default="1,2,4,8,16")
+    parser.add_argument("--chunks", default="2", help="MiB that a thread fills at a time")
     args = parser.parse_args()
     on_gpu = torch.cuda.is_available()
     shape = SHAPES["llama-8b"]
@@ -67,8 +69,9 @@ def main():
     with tempfile.TemporaryDirectory(prefix="quire-lora-") as folder:
         path = Path(folder) / "one"
         write_adapter(path, shape, args.rank, 1, getattr(torch, args.dtype))
-        for readers in map(int, args.readers.split(",")):
-            packed.READERS = readers
+        mixes = itertools.product(args.chunks.split(","), args.readers.split(","))
+        for chunk, readers in (map(int, one) for one in mixes):
+            packed.READERS, fill.CHUNK = readers, chunk << 20
             lines = []
             for _ in range(args.repeat):
                 for one in steps.values():
@@ -78,7 +81,12 @@ def main():
                 line = {"ms": whole.ms, "cpu ms": (time.process_time() - cpu) * 1e3}
                 lines.append(line | {f"{name} ms": one.ms for name, one in steps.items()})
             medians = {key: statistics.median(one[key] for one in lines[1:]) for key in lines[0]}
-            found = {"readers": readers, "dtype": args.dtype, "pinned ms": lines[0]["memory ms"]}
+            found = {
+                "readers": readers,
+                "chunk": chunk,
+                "dtype": args.dtype,
+                "pinned ms": lines[0]["memory ms"],
+            }
             found = {key: round(v, 1) if key.endswith("ms") else v
                      for key, v in (found | medians).items()}  # fmt: skip
             print(json.dumps(found), flush=True)
