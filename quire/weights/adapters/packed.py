@@ -19,8 +19,8 @@ ALIGNMENT = 256
 """Bytes: each tensor begins at whole lines of any cache."""
 
 READERS = 4
-"""Threads that read, convert, hash and copy, mostly without the interpreter's lock. More wait for it
-longer than they save."""
+"""Threads that read, convert, hash and copy, mostly without the interpreter's lock. More wait for
+it longer than they save."""
 
 Allocate = Callable[[int], Tensor]
 """Returns so many bytes, uint8."""
