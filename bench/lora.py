@@ -2,11 +2,13 @@
 
     python bench/lora.py MODEL [--load-format dummy] [--rank 16] [--repeat 3] [--kw JSON]
                          [--cases 1x0,1x1,8x1,32x1,8x8,32x8,64x32,32h8,mixed512,1r64,first]
+                         [--slots 32] [--host 64]
 
 A case is ROWSxADAPTERS; ROWShADAPTERS: half of the rows are of the base; ROWSrRANK: one adapter of
 another rank; mixed512: 512 requests, one adapter. Its ratio is its tokens a second over those of
 the engine without LoRA, in turn in one process; the best of each is taken. `first`: milliseconds
-until the first token of a prompt whose adapter is in a slot, in host memory only, on disk only.
+until the first token of a prompt whose adapter is in a slot, in host memory only, on disk only, and
+those in which the last is read.
 Adapters are random, on all seven linear layers of a block; each is as large as a trained one.
 """
 
@@ -24,7 +26,6 @@ from safetensors.torch import save_file
 
 from quire import LLM, LoRARequest, SamplingParams
 
-SLOTS = 32
 CASES = "1x0,32x0,1x1,8x1,32x1,8x8,32x8,64x32,32h8,mixed512,1r64,first"
 
 
@@ -41,17 +42,22 @@ def shapes(config):
     }  # fmt: skip
 
 
-def write_adapter(folder, config, rank, seed):
-    """Write a PEFT folder; one file of numbers serves all parts of equal shape."""
+def write_adapter(folder, config, rank, seed, dtype=torch.bfloat16):
+    """Write a PEFT folder; the numbers of a layer are those of the one before, moved by one."""
     folder.mkdir(parents=True)
     gen, tensors = torch.Generator().manual_seed(seed), {}
+    made = {
+        name: (
+            (torch.randn(rank, inputs, generator=gen) / inputs**0.5).to(dtype),
+            (torch.randn(outputs, rank, generator=gen) / 64).to(dtype),
+        )
+        for name, (outputs, inputs) in shapes(config).items()
+    }
     for layer in range(config["num_hidden_layers"]):
-        for name, (outputs, inputs) in shapes(config).items():
+        for name, (a, b) in made.items():
             stem = f"base_model.model.model.layers.{layer}.{name}"
-            a = torch.randn(rank, inputs, generator=gen) / inputs**0.5
-            b = torch.randn(outputs, rank, generator=gen) / 64
-            tensors[f"{stem}.lora_A.weight"] = a.bfloat16()
-            tensors[f"{stem}.lora_B.weight"] = b.bfloat16()
+            tensors[f"{stem}.lora_A.weight"] = a.roll(layer, 1)
+            tensors[f"{stem}.lora_B.weight"] = b.roll(layer, 0)
     save_file(tensors, folder / "adapter_model.safetensors")
     targets = [name.rpartition(".")[2] for name in shapes(config)]
     settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": targets}
@@ -120,8 +126,8 @@ def compare(case, plain, llm, adapters, a):
 
 def first_tokens(llm, adapters, a):
     """Use more adapters than slots, and more than host copies, in turn."""
-    times = {"slot ms": [], "host ms": [], "disk ms": []}
-    rng = random.Random(0)
+    times = {"slot ms": [], "host ms": [], "disk ms": [], "read ms": []}
+    store, rng = llm.llm_engine.adapters._store, random.Random(0)
 
     def first(number):
         prompt = [rng.randrange(10, a.vocab) for _ in range(16)]
@@ -129,15 +135,18 @@ def first_tokens(llm, adapters, a):
         rate(llm, [prompt], [1], [adapters.get(a.rank, number)])
         return (time.perf_counter() - began) * 1e3
 
-    for number in range(a.host + SLOTS):  # all are written, registered and read once
+    for number in range(a.host + a.slots):  # all are written, registered and read once
         first(number)
     for turn in range(8):
-        newest = a.host + SLOTS - 1 - turn
+        newest = a.host + a.slots - 1 - turn % a.slots
         times["slot ms"].append(first(newest))
-    for turn in range(8):  # in host memory, but later ones have taken the slots
+    turns = min(8, a.host - a.slots, a.slots)
+    for turn in range(turns):  # in host memory, but later ones have taken the slots
         times["host ms"].append(first(a.host - 1 - turn))
-    for turn in range(8):
+    for turn in range(turns):
+        before = store.stats().load_seconds
         times["disk ms"].append(first(turn))
+        times["read ms"].append((store.stats().load_seconds - before) * 1e3)
     return {name: round(statistics.median(found), 2) for name, found in times.items()}
 
 
@@ -151,14 +160,18 @@ def main():
     parser.add_argument("--vocab", type=int, default=100000)
     parser.add_argument("--cases", default=CASES)
     parser.add_argument("--kw", default="{}", help="options of both engines")
-    parser.add_argument("--host", type=int, default=2 * SLOTS, help="adapters in host memory")
+    parser.add_argument("--slots", type=int, default=32, help="adapters on the GPU")
+    parser.add_argument("--host", type=int, default=64, help="adapters in host memory")
     a = parser.parse_args()
     given = {"load_format": a.load_format, "max_model_len": 2048} | json.loads(a.kw)
     config = json.loads((Path(a.model) / "config.json").read_text())
     cases = a.cases.split(",")
     most = max([a.rank, *(int(c.split("r")[1]) for c in cases if re.fullmatch(r"\d+r\d+", c))])
-    plain = LLM(a.model, **{"gpu_memory_utilization": 0.4} | given)
-    llm = LLM(a.model, enable_lora=True, max_loras=SLOTS, max_cpu_loras=a.host,
+    if cases == ["first"]:
+        plain = None
+    else:
+        plain = LLM(a.model, **{"gpu_memory_utilization": 0.4} | given)
+    llm = LLM(a.model, enable_lora=True, max_loras=a.slots, max_cpu_loras=a.host,
               max_lora_rank=most, **{"gpu_memory_utilization": 0.9} | given)  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="quire-lora-") as folder:
         adapters = Adapters(Path(folder), config)

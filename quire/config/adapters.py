@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from quire.config.decisions import DecisionLog
 from quire.config.engine_config import AdapterSection, StartupAdapter
 from quire.config.facts import ITEMSIZE, DeviceFacts, ModelFacts
+from quire.config.media import MODALITIES
 from quire.config.memory.memory_plan import EngineShape, adapter_bytes, gib
 from quire.config.memory.part_facts import AdapterNumbers
 from quire.config.options import LoRAOptions
@@ -72,6 +73,8 @@ def resolve_adapters(
     """Resolve adapters; None: they are off. Raises ConfigError."""
     dtype = shape.dtype
     if not is_on(given):
+        if given.default_mm_loras:
+            raise ConfigError("default_mm_loras are adapters: give enable_lora too")
         return None
     if given.lora_dtype not in ("auto", dtype):
         raise ConfigError(
@@ -92,7 +95,11 @@ def resolve_adapters(
         target_modules=given.lora_target_modules,
         experts=shape.adapter_experts,
         max_replaced_tokens=shape.adapter_tokens,
-        modules=_unique(parse_modules(given.lora_modules or ()), served_names),
+        modules=_unique(
+            (*parse_modules(given.lora_modules or ()), *_media_modules(given.default_mm_loras)),
+            served_names,
+        ),
+        media=tuple(given.default_mm_loras),
     )
 
 
@@ -130,6 +137,17 @@ def _module_from(given: dict[str, object]) -> StartupAdapter:
             f"{json.dumps(given)[:200]}"
         )
     return StartupAdapter(name, path, None if base is None else str(base))
+
+
+def _media_modules(given: Mapping[str, object]) -> Iterator[StartupAdapter]:
+    """Yield the adapters of default_mm_loras. Raises ConfigError."""
+    for kind, path in given.items():
+        if kind not in MODALITIES or not isinstance(path, str) or not path:
+            raise ConfigError(
+                "default_mm_loras must be folders of adapters by image, video and audio, as "
+                f'{{"audio": "/adapters/x"}}; got {kind!r:.80}: {path!r:.80}'
+            )
+        yield StartupAdapter(kind, path)
 
 
 def _unique(

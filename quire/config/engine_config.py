@@ -210,6 +210,7 @@ class AdapterSection:
         int  # rows of a vocabulary that an adapter may have in place of the model's
     )
     modules: tuple[StartupAdapter, ...] = ()  # loaded at the start
+    media: tuple[str, ...] = ()  # names of those that prompts with media of this kind have
 
 
 Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]

@@ -358,6 +358,9 @@ class LoRAOptions:
     lora_modules: tuple[Any, ...] | None = None
     """Adapters to load at the start: NAME=FOLDER, or JSON with name, path and base_model_name, or a
     JSON list of those. Enables adapters."""
+    default_mm_loras: dict[str, Any] = field(default_factory=dict)
+    """JSON: the adapter of prompts with media of a kind that name no adapter, {"audio": FOLDER},
+    loaded at the start as a module of that name. Prompts of several such kinds have none."""
     lora_target_modules: tuple[str, ...] | None = None
     """Last components of the names of modules that adapters may change, as q_proj, experts, or
     all-linear; memory is reserved for these alone, and an adapter that changes others is refused.

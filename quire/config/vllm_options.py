@@ -144,7 +144,7 @@ _NO_EFFECT = {
 _UNSUPPORTED = {
     "these quantization settings": """quantization_config quantization_param_path
         model_loader_extra_config kv_cache_dtype_skip_layers""",
-    "LoRA adapters by option": "default_mm_loras qlora_adapter_name_or_path",
+    "LoRA adapters by option": "qlora_adapter_name_or_path",
     "prompt adapters": "enable_prompt_adapter prompt_adapters",
     "more than one device": """data_parallel_multi_port_external_lb
         prefill_context_parallel_size device_ids enable_dbo enable_elastic_ep

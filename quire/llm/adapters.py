@@ -106,6 +106,7 @@ class AsyncAdapterRequests:
         self._enabled = enabled
         self._known: dict[str, LoRARequest] = {}
         self._loads: dict[str, asyncio.Task[AdapterCard]] = {}  # of each name the latest
+        self._start: dict[str, AdapterRef] | None = None  # None: not read yet
 
     async def resolve(self, client: EnginePool, given: object) -> AdapterRef | None:
         """Return the adapter that a LoRARequest means, loading it if it is not loaded.
@@ -133,6 +134,16 @@ class AsyncAdapterRequests:
             if self._loads.get(name) is load:
                 del self._known[name], self._loads[name]
             raise
+
+    async def read_start(self, client: EnginePool) -> None:
+        """Read which adapters the engine has loaded at its start."""
+        if self._start is None:
+            cards = await client.call(list[AdapterCard], "adapters")
+            self._start = {one.name: one.ref for one in cards if one.name not in self._known}
+
+    def of_start(self, name: str) -> AdapterRef | None:
+        """Return the adapter that the engine has loaded under this name at its start."""
+        return (self._start or {}).get(name)
 
     async def remove(self, client: EnginePool, number: int) -> bool:
         """Unload an adapter. Running requests keep it. Returns whether it was loaded."""

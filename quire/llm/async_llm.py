@@ -76,6 +76,7 @@ class AsyncLLM:
         self._request_numbers = itertools.count()
         self._pooling_inputs = build_pooling_processor(config, tokenizer, self.inputs.media)
         self._adapters = AsyncAdapterRequests(enabled=config.adapters is not None)
+        self.inputs.media_adapters.find = self._adapters.of_start
         self._running: dict[str, list[OutputGeneration | RunningPool]] = {}  # by the user's id
         self._client: EnginePool | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -135,6 +136,8 @@ class AsyncLLM:
         name = f"request-{number}" if request_id is None else str(request_id)
         client = self._on_this_loop()
         adapter = await self._adapters.resolve(client, lora_request)
+        if self.inputs.media_adapters.kinds:
+            await self._adapters.read_start(client)
         prepared = await self._prepared(
             prompt, sampling_params, f"{name}-{number}", tokenization_kwargs, priority, adapter
         )

@@ -54,6 +54,8 @@ class LLMEngine:
         self.engine: EngineCore | PooledEngines = built.engine
         self.inputs = built.input_processor
         self.adapters = AdapterRequests(built.adapters)
+        if built.adapters is not None:
+            self.inputs.media_adapters.find = built.adapters.find
         self.pooling_inputs = build_pooling_processor(
             built.config, built.tokenizer, self.inputs.media
         )

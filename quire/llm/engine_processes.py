@@ -301,6 +301,10 @@ class PooledAdapters:
 
     def find(self, name: str) -> AdapterRef | None:
         """Return the adapter that a name means."""
+        if name not in self._refs:
+            call = self._engines.pool.call(list[AdapterCard], "adapters")
+            cards = self._engines.run(call)  # of the start
+            self._refs.update({one.name: one.ref for one in cards if one.name == name})
         return self._refs.get(name)
 
     def register(self, name: str, given: str, base_model_name: str | None = None) -> AdapterRef:

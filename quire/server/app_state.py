@@ -7,6 +7,7 @@ import itertools
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,7 @@ class AppState:
             self.engine, enabled=self.serves_adapters, shared=shared, resolver=resolver
         )
         object.__setattr__(self, "adapters", names)
+        self.inputs.media_adapters.find = partial(names.find, tenant=b"")
 
     def model_name(self, adapter: AdapterRef | None) -> str:
         """The name of the model in answers: the adapter's, or the first of the model."""

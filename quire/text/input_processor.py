@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from quire.core.constraint import Constraint
@@ -29,6 +29,7 @@ from quire.media.expand import PlacedMedia
 from quire.text import fill_in_middle, prompt_embeds, prompts
 from quire.text.bad_words import BadWordTokens
 from quire.text.encoder_format import EncoderFormat
+from quire.text.media_adapters import MediaAdapters
 from quire.text.media_prompt import MediaInputs, MediaReader, check_no_truncation, item_alone
 from quire.text.prediction import predicted_tokens, speculates
 from quire.text.prompt_embeds import EmbedsFormat, PackedEmbeds
@@ -91,6 +92,7 @@ class InputProcessor:
     embeds: the vectors that prompts may have in place of token ids; None: such are refused.
     encoder: how prompts are divided between encoder and decoder; None: there is no encoder.
     media: reads images, video and audio; None: the model reads text only.
+    media_adapters: kinds of media whose prompts have an adapter if they name none.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class InputProcessor:
         embeds: EmbedsFormat | None = None,
         encoder: EncoderFormat | None = None,
         media: MediaReader | None = None,
+        media_adapters: Collection[str] = (),
     ) -> None:
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
@@ -122,6 +125,7 @@ class InputProcessor:
         self._embeds = embeds
         self._encoder = encoder
         self.media = media
+        self.media_adapters = MediaAdapters(media_adapters)
         self._bad_words = BadWordTokens(tokenizer)
 
     def process(
@@ -194,6 +198,9 @@ class InputProcessor:
         if self._encoder is not None and constraint is None:
             forced = self._encoder.forced_tokens(ids, stop)
         content = placed.request_fields()
+        if adapter is None and self.media_adapters.kinds:
+            items = [*content.get("media", ()), *([] if recording is None else [recording])]
+            adapter = self.media_adapters.choose({one.modality for one in items})
         if embeds.spans:
             content["extra_content"] = embeds.extra_content
         made = Request(

@@ -16,7 +16,7 @@ from quire.weights.adapters.adapter import (
     WholeWeight,
     tensors_of,
 )
-from quire.weights.adapters.deltas import is_finite, transposed
+from quire.weights.adapters.fill import is_finite, transposed
 
 
 def random(*shape):

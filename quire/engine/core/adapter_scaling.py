@@ -46,10 +46,6 @@ class AdapterScaling:
         yield self._pack(replace(adapter, deltas=deltas))
 
 
-def needs_scaling(adapter: Adapter) -> bool:
-    return any(_with_magnitude(parts) for parts in adapter.deltas.values())
-
-
 def _with_magnitude(parts: Mapping[int, Delta]) -> dict[int, ScaledDelta]:
     return {
         part: delta

@@ -26,7 +26,6 @@ from quire.distributed.collectives import Collectives, ProcessGroupCollectives
 from quire.distributed.mesh import Mesh
 from quire.distributed.stage_link import StageLink
 from quire.distributed.stage_tokens import StageTokens
-from quire.engine.core.adapter_scaling import needs_scaling
 from quire.engine.core.adapter_store import AdapterStore
 from quire.engine.startup.drafter_setup import LoadedDrafter, build_drafter, drafts_with_weights
 from quire.errors import ConfigError, RequestError
@@ -175,12 +174,13 @@ def build_adapter_store(
     modules = find_adapter_modules(model_type, model_config, folder, config)
     dtype, limits = DTYPES[config.model.dtype], AdapterLimits(max_rank=section.max_rank)
 
+    allocate = pinned_bytes if _packs(config) else None
+
     def read(folder: Path) -> Adapter:
-        adapter = read_adapter(folder, modules, dtype, limits)
+        adapter = read_adapter(folder, modules, dtype, limits, allocate)
         check_deltas(adapter, modules, section, dtype.itemsize, config.parallel.tensor)
         more = _differences(adapter, folder, config.model.name)
-        adapter = replace(adapter, warnings=(*adapter.warnings, *more))
-        return adapter if needs_scaling(adapter) else pack_for(config, adapter)
+        return replace(adapter, warnings=(*adapter.warnings, *more))
 
     return AdapterStore(read, section.max_host)
 
@@ -195,9 +195,13 @@ def _differences(adapter: Adapter, folder: Path, model: str) -> Iterator[str]:
 
 
 def pack_for(config: EngineConfig, adapter: Adapter) -> Adapter:
-    """Return an adapter as loads of slots read it: of a GPU of this process, from pinned memory."""
-    on_gpu = config.device.kind == "cuda" and config.parallel.ranks == 1
-    return pack_adapter(adapter, pinned_bytes) if on_gpu else adapter
+    """Return an adapter that was scaled as loads of slots read it."""
+    return pack_adapter(adapter, pinned_bytes) if _packs(config) else adapter
+
+
+def _packs(config: EngineConfig) -> bool:
+    """Whether loads of slots read an adapter from pinned memory: by a GPU of this process."""
+    return config.device.kind == "cuda" and config.parallel.ranks == 1
 
 
 def register_modules(store: AdapterStore, modules: Sequence[StartupAdapter]) -> None:

@@ -72,6 +72,7 @@ def build_input_processor(
         embeds=_embeds_format(config.model),
         encoder=_encoder_format(config, tokenizer),
         media=build_media_reader(config, tokenizer),
+        media_adapters=() if config.adapters is None else config.adapters.media,
     )
 
 

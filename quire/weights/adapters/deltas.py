@@ -1,4 +1,4 @@
-"""Makes deltas of the tensors of modules. All shapes are checked before a tensor is read.
+"""Plans deltas of the tensors of modules. All shapes are checked before a tensor is read.
 
     linear, head   A [r, I], B [O, r]; all parts of a fused layer may share one A
     embedding      A [r, V], B [E, r]
@@ -12,47 +12,44 @@ Files of peft before 0.19 have A and B of a bank in each other's place, unless t
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from quire.errors import WeightError
 from quire.weights.adapters.adapter import (
     AdapterLimits,
-    Delta,
     EmbeddingDelta,
     ExpertsDelta,
     LinearDelta,
     TokenRows,
     WholeWeight,
-    tensors_of,
+)
+from quire.weights.adapters.fill import (
+    SERIAL,
+    DeltaPlan,
+    DeltaSpec,
+    Move,
+    Parts,
+    is_finite,
+    short,
+    transposed,
 )
 from quire.weights.adapters.folder import CONFIG_FILE
 from quire.weights.adapters.lora_config import LoraConfig
 from quire.weights.adapters.modules import AdapterModules, ModulePlace
 from quire.weights.adapters.names import Slot
+from quire.weights.adapters.packed import TensorSpec
 from quire.weights.adapters.tensor_files import AdapterTensors
 from quire.weights.mapping import MAX_LISTED
 
-MAX_NAME = 160
-"""Characters of a stranger's name in a message."""
-
-READERS = 8
-"""Threads that read, convert and hash: most of that is done without the interpreter's lock."""
-
-SERIAL = 1 << 14
-"""Numbers that torch changes in the thread that calls it. Of more it gives each of these threads a
-team of its own, as large as the machine, whose members wait for one another."""
-
+_FIELDS: dict[Slot, torch.dtype] = {"bias": torch.float32, "magnitude": torch.float32}
+"""Slots of another dtype than the adapter's."""
 _LAYERS = frozenset(("linear", "head"))
-_WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-Parts = dict[int, Delta]
 
 
 @dataclass(slots=True)
@@ -84,7 +81,8 @@ class AdapterProblems:
 
 
 class DeltaBuilder:
-    """Checks modules, then reads their tensors: scaled in float32, converted to one dtype."""
+    """Checks modules, and plans how their tensors are read: scaled in float32, converted to one
+    dtype."""
 
     def __init__(
         self,
@@ -97,15 +95,13 @@ class DeltaBuilder:
         self._source, self._config, self._modules = source, config, modules
         self._dtype, self._limits = dtype, limits
         self._problems = AdapterProblems()
-        self._nbytes = 0  # of what the tensors will be converted to
         self._filled: dict[tuple[str, int, int | None], str] = {}  # layer, part, expert -> module
-        self._digests: dict[tuple[str, int], bytes] = {}  # layer, part -> of the delta
         self._named: set[str] = set()  # layers that the file has tensors of
-        self.rank = 0
+        self.rank = self.nbytes = 0  # of all tensors that are planned
 
-    def build(self, found: Iterable[AdapterModule]) -> dict[str, Parts]:
-        """Return the deltas of each layer. Raises WeightError."""
-        plans: list[tuple[str, Callable[[], Parts]]] = []
+    def plan(self, found: Iterable[AdapterModule]) -> list[DeltaPlan]:
+        """Return how the deltas of each layer are made. Raises WeightError."""
+        plans: list[DeltaPlan] = []
         found = tuple(found)
         self._named = {module.place.layer for module in found}
         experts: dict[tuple[str, int], list[AdapterModule]] = {}
@@ -114,51 +110,37 @@ class DeltaBuilder:
             if place.expert is not None and place.part is not None:
                 experts.setdefault((place.layer, place.part), []).append(module)
             else:
-                plans += [(layer, plan) for layer, plan in self._plan(module)]
-        for (layer, _), members in experts.items():
-            plans.append((layer, self._plan_experts(members)))
+                plans += self._plan(module)
+        plans += [self._plan_experts(members) for members in experts.values()]
         self._problems.raise_if_any()
-        if self._nbytes > self._limits.max_bytes:
+        self.nbytes = sum(
+            spec.nbytes
+            for plan in plans
+            for spec in {id(one): one for one in plan.specs()}.values()
+        )
+        if self.nbytes > self._limits.max_bytes:
             raise WeightError(
-                f"the adapter takes {self._nbytes} bytes; the maximum is {self._limits.max_bytes}"
+                f"the adapter takes {self.nbytes} bytes; the maximum is {self._limits.max_bytes}"
             )
-        deltas: dict[str, Parts] = {}
-        with ThreadPoolExecutor(READERS, "read-adapter") as pool:
-            for layer, parts in pool.map(self._read_parts, plans):
-                deltas.setdefault(layer, {}).update(parts)
-        return deltas
+        return plans
 
-    def _read_parts(self, plan: tuple[str, Callable[[], Parts]]) -> tuple[str, Parts]:
-        """In a thread. What was read is hashed while it is in the processor's cache."""
-        layer, read = plan
-        parts = read()
-        for part, delta in parts.items():
-            self._digests[layer, part] = _digest_of(layer, part, delta)
-        return layer, parts
-
-    def digest(self) -> str:
-        """The hash of the hashes of all that was built, each with its place; hex."""
-        ordered = [self._digests[place] for place in sorted(self._digests)]
-        return hashlib.sha256(b"".join(ordered)).hexdigest()
-
-    def _plan(self, module: AdapterModule) -> list[tuple[str, Callable[[], Parts]]]:
-        """Check the shapes of a module's tensors. Return what reads them, by layer."""
+    def _plan(self, module: AdapterModule) -> list[DeltaPlan]:
+        """Check the shapes of a module's tensors. Return how they are read."""
         kind, slots, layer = module.place.shape.kind, module.tensors.keys(), module.place.layer
         if kind in _LAYERS and slots <= {"A", "B", "bias", "magnitude"}:
-            return [(layer, self._plan_linear(module))]
+            return [self._plan_linear(module)]
         if kind == "embedding" and slots <= {"embedding_A", "embedding_B", "magnitude"}:
-            return [(layer, self._plan_embedding(module))]
+            return [self._plan_embedding(module)]
         if kind == "experts" and slots <= {"A", "B"}:
-            return [(layer, self._plan_bank(module))]
+            return self._plan_bank(module)
         if kind in ("embedding", "head"):
             if slots <= {"whole", "whole_bias"}:
-                return [(layer, self._plan_whole(module))]
+                return [self._plan_whole(module)]
             if slots == {"tokens"}:
-                plan = self._plan_tokens(module)
                 tied = self._modules.tied.items()
                 ties = [ours for ours, of in tied if of == layer and ours not in self._named]
-                self._claim(module, [(one, 0, None) for one in ties])
-                return [(one, plan) for one in (layer, *ties)]
+                self._claim(module, [(one, 0, None) for one in (layer, *ties)])
+                return self._plan_tokens(module, (layer, *ties))
         names = ", ".join(short(name) for name in module.tensors.values())
         why = "modules_to_save may name the embedding and the output head" if kind in _LAYERS else (
             "train another module"
@@ -166,7 +148,7 @@ class DeltaBuilder:
         self._problems.add(f"{names}: quire cannot add this to a layer of kind {kind}; {why}")
         return []
 
-    def _plan_linear(self, module: AdapterModule) -> Callable[[], Parts]:
+    def _plan_linear(self, module: AdapterModule) -> DeltaPlan:
         place, shape = module.place, module.place.shape
         parts = list(range(len(shape.outputs)) if place.part is None else (place.part,))
         sizes = [shape.outputs[part] for part in parts]
@@ -178,22 +160,45 @@ class DeltaBuilder:
         self._check_shapes(module, {**wanted, "bias": (outputs,), "magnitude": (outputs,)})
         self._check_variant(module)
         self._claim(module, [(place.layer, part, None) for part in parts])
-        self._count(rank * (inputs * len(parts) + outputs))
+        scale, a = self._config.scale_of(key), self._spec(rank, inputs)
+        specs = {}
+        for part, size in zip(parts, sizes, strict=True):
+            tensors = {"a": a, "b": self._spec(rank, size)}
+            for slot in ("bias", "magnitude"):
+                if slot in module.tensors:
+                    tensors[slot] = TensorSpec((size,), torch.float32)
+            specs[part] = DeltaSpec(LinearDelta, tensors)
+        if len(parts) > 1:
+            made = partial(
+                self._split_linear, module, dict(zip(parts, sizes, strict=True)), swapped
+            )
+            return DeltaPlan(place.layer, specs, make=made)
+        first = Move("B", parts[0], "a", None, turned=True) if swapped else Move("A", parts[0], "a")
+        second = (
+            Move("A", parts[0], "b", scale)
+            if swapped
+            else Move("B", parts[0], "b", scale, turned=True)
+        )
+        more = Move("bias", parts[0], "bias", scale), Move("magnitude", parts[0], "magnitude")
+        return DeltaPlan(place.layer, specs, _moves(module, first, second, *more))
 
-        def read() -> Parts:
-            scale = self._config.scale_of(key)
-            if swapped:
-                a, b = transposed(self._read(module, "B")), self._read(module, "A", scale)
-            else:
-                a, b = self._read(module, "A"), transposed(self._read(module, "B", scale))
-            bias = self._read_if_there(module, "bias", scale, torch.float32)
-            magnitude = self._read_magnitude(module)
-            rows = [_split(module, one, sizes) for one in (b, bias, magnitude)]
-            return {part: LinearDelta(a, *cut) for part, *cut in zip(parts, *rows, strict=True)}
+    def _split_linear(
+        self, module: AdapterModule, sizes: Mapping[int, int], swapped: bool
+    ) -> Parts:
+        """Read a module that is several parts of a layer. sizes: outputs of each."""
+        scale = self._config.scale_of(self._pattern_key(module))
+        if swapped:
+            a, b = transposed(self._read(module, "B")), self._read(module, "A", scale)
+        else:
+            a, b = self._read(module, "A"), transposed(self._read(module, "B", scale))
+        bias = self._read_if_there(module, "bias", scale)
+        magnitude = self._read_if_there(module, "magnitude")
+        if magnitude is not None:
+            magnitude = magnitude.view(-1)
+        rows = [_split(module, one, [*sizes.values()]) for one in (b, bias, magnitude)]
+        return {part: LinearDelta(a, *cut) for part, *cut in zip(sizes, *rows, strict=True)}
 
-        return read
-
-    def _plan_embedding(self, module: AdapterModule) -> Callable[[], Parts]:
+    def _plan_embedding(self, module: AdapterModule) -> DeltaPlan:
         shape = module.place.shape
         rank = self._check_rank(module, "embedding_A", "embedding_B", module.name)
         vocab, size = shape.inputs, shape.outputs[0]
@@ -205,19 +210,19 @@ class DeltaBuilder:
         self._check_shapes(module, wanted)
         self._check_variant(module)
         self._claim(module, [(module.place.layer, 0, None)])
-        self._count(rank * (vocab + size))
+        tensors = {"a": self._spec(rank, vocab), "b": self._spec(rank, size)}
+        if "magnitude" in module.tensors:
+            tensors["magnitude"] = TensorSpec((size,), torch.float32)
+        scale = self._config.scale_of(module.name) * shape.scale
+        moves = _moves(
+            module,
+            Move("embedding_A", 0, "a"),
+            Move("embedding_B", 0, "b", scale, turned=True),
+            Move("magnitude", 0, "magnitude", shape.scale),
+        )
+        return DeltaPlan(module.place.layer, {0: DeltaSpec(EmbeddingDelta, tensors)}, moves)
 
-        def read() -> Parts:
-            a = self._read(module, "embedding_A")
-            b = self._read(module, "embedding_B", self._config.scale_of(module.name) * shape.scale)
-            magnitude = self._read_magnitude(module)
-            if magnitude is not None:
-                magnitude = magnitude * shape.scale
-            return {0: EmbeddingDelta(a, transposed(b), magnitude)}
-
-        return read
-
-    def _plan_whole(self, module: AdapterModule) -> Callable[[], Parts]:
+    def _plan_whole(self, module: AdapterModule) -> DeltaPlan:
         place = module.place
         shape = whole_shape(place)
         wanted: dict[Slot, tuple[int, ...]] = {"whole": shape}
@@ -231,14 +236,14 @@ class DeltaBuilder:
             )
         self._check_shapes(module, {"whole_bias": shape[:1], **wanted})
         self._claim(module, [(place.layer, 0, None)])
-        self._count(shape[0] * (shape[1] + 1))
-        return lambda: {
-            0: WholeWeight(
-                self._read(module, "whole"), self._read_if_there(module, "whole_bias")
-            )
-        }  # fmt: skip
+        tensors = {"weight": self._spec(*shape)}
+        if "whole_bias" in module.tensors:
+            tensors["bias"] = self._spec(*shape[:1])
+        moves = _moves(module, Move("whole", 0, "weight"), Move("whole_bias", 0, "bias"))
+        return DeltaPlan(place.layer, {0: DeltaSpec(WholeWeight, tensors)}, moves)
 
-    def _plan_tokens(self, module: AdapterModule) -> Callable[[], Parts]:
+    def _plan_tokens(self, module: AdapterModule, layers: Sequence[str]) -> list[DeltaPlan]:
+        """Of a layer, and of those that share its weight."""
         rows, size = whole_shape(module.place)
         ids = self._config.tokens_of(module.name)
         name = short(module.tensors["tokens"])
@@ -253,45 +258,51 @@ class DeltaBuilder:
                 "whose vocabulary was extended"
             )
         self._check_shapes(module, {"tokens": (len(ids), size)})
-        self._claim(module, [(module.place.layer, 0, None)])
-        self._count(len(ids) * size)
 
-        def read() -> Parts:
+        def make() -> Parts:
             indices, order = torch.tensor(ids, dtype=torch.int32).sort()
             places = torch.full((rows,), -1, dtype=torch.int32)
             places[indices.long()] = torch.arange(len(ids), dtype=torch.int32)
             return {0: TokenRows(indices, self._read(module, "tokens")[order], places)}
 
-        return read
+        def spec() -> DeltaSpec:
+            tensors = {
+                "indices": TensorSpec((len(ids),), torch.int32),
+                "rows": self._spec(len(ids), size),
+                "places": TensorSpec((rows,), torch.int32),
+            }
+            return DeltaSpec(TokenRows, tensors)
+
+        return [DeltaPlan(layer, {0: spec()}, make=make) for layer in layers]
 
     # --- experts ---
 
-    def _plan_experts(self, members: Sequence[AdapterModule]) -> Callable[[], Parts]:
+    def _plan_experts(self, members: Sequence[AdapterModule]) -> DeltaPlan:
         """Of one projection of some experts of a bank."""
         place = members[0].place
         shape, part = place.shape, place.part
         assert part is not None
         outputs, inputs = shape.outputs[part], shape.inputs_of(part)
-        largest = 0
+        ranks, moves = [], []
         for module in members:
-            rank = self._check_rank(module, "A", "B", module.name)
-            self._check_shapes(module, {"A": (rank, inputs), "B": (outputs, rank)})
-            self._claim(module, [(place.layer, part, module.place.expert)])
-            largest = max(largest, rank)
-        self._count(shape.experts * largest * (inputs + outputs))
+            ranks.append(self._check_rank(module, "A", "B", module.name))
+            self._check_shapes(module, {"A": (ranks[-1], inputs), "B": (outputs, ranks[-1])})
+            expert = module.place.expert
+            self._claim(module, [(place.layer, part, expert)])
+            scale = self._config.scale_of(module.name)
+            moves += _moves(
+                module,
+                Move("A", part, "a", expert=expert),
+                Move("B", part, "b", scale, turned=True, expert=expert),
+            )
+        spec = DeltaSpec(ExpertsDelta, {
+            "a": self._spec(shape.experts, max(ranks), inputs),
+            "b": self._spec(shape.experts, max(ranks), outputs),
+        })  # fmt: skip
+        cleared = len(members) < shape.experts or min(ranks) < max(ranks)
+        return DeltaPlan(place.layer, {part: spec}, moves, cleared=cleared)
 
-        def read() -> Parts:
-            a = torch.zeros(shape.experts, largest, inputs, dtype=self._dtype)
-            b = torch.zeros(shape.experts, largest, outputs, dtype=self._dtype)
-            for module in members:
-                at, one = module.place.expert, self._read(module, "A")
-                a[at, : len(one)] = one
-                b[at, : len(one)] = self._read(module, "B", self._config.scale_of(module.name)).t()
-            return {part: ExpertsDelta(a, b)}  # fmt: skip
-
-        return read
-
-    def _plan_bank(self, module: AdapterModule) -> Callable[[], Parts]:
+    def _plan_bank(self, module: AdapterModule) -> list[DeltaPlan]:
         """Of a parameter of all experts: gate and up, or down. Its shape shows which."""
         place, shape = module.place, module.place.shape
         size, width = shape.inputs, shape.outputs[0]
@@ -308,7 +319,7 @@ class DeltaBuilder:
                 f"{names}; A and B of the model's experts have {size} and {2 * width}, or {width} "
                 f"and {size}"
             )
-            return dict
+            return []
         matrix, swapped = plain or turned, plain is None
         if plain is not None and turned is not None and not shape.turned:  # it is square
             swapped = self._has_old_banks(module)
@@ -319,9 +330,15 @@ class DeltaBuilder:
             what = "use_dora" if self._config.dora else "lora_bias"
             self._problems.add(f"{short(module.name)}: {what} is not served for banks of experts")
         self._claim(module, [(place.layer, part, None) for part in parts])
-        self._count(shape.experts * rank * (len(parts) * shape.inputs_of(parts[0]) + b[0]))
+        own = self._spec(shape.experts, rank, shape.inputs_of(parts[0]))
+        specs = {
+            part: DeltaSpec(
+                ExpertsDelta, {"a": own, "b": self._spec(shape.experts, rank, shape.outputs[part])}
+            )
+            for part in parts
+        }
 
-        def read() -> Parts:
+        def make() -> Parts:
             scale = self._config.scale_of(key)
             first = self._read(module, "A", scale if swapped else None)
             second = self._read(module, "B", None if swapped else scale)
@@ -339,7 +356,7 @@ class DeltaBuilder:
             )  # fmt: skip
             return {part: ExpertsDelta(own, halves[part].contiguous()) for part in parts}
 
-        return read
+        return [DeltaPlan(place.layer, specs, make=make)]
 
     def _has_old_banks(self, module: AdapterModule) -> bool:
         """Whether A and B of a square matrix are in each other's place."""
@@ -423,8 +440,8 @@ class DeltaBuilder:
                     return
             self._filled[layer, part, expert] = module.name
 
-    def _count(self, numbers: int) -> None:
-        self._nbytes += numbers * self._dtype.itemsize
+    def _spec(self, *shape: int) -> TensorSpec:
+        return TensorSpec(shape, self._dtype)
 
     # --- tensors ---
 
@@ -433,11 +450,10 @@ class DeltaBuilder:
         module: AdapterModule,
         slot: Slot,
         scale: float | None = None,
-        dtype: torch.dtype | None = None,
     ) -> Tensor:
         """Read, scale in float32, convert. Raises WeightError for NaN and infinity."""
         name = module.tensors[slot]
-        tensor, dtype = self._source.read(name), dtype or self._dtype
+        tensor, dtype = self._source.read(name), _FIELDS.get(slot, self._dtype)
         if scale is not None and scale != 1:
             tensor = tensor if tensor.dtype == dtype else tensor.float()
             for few in tensor.view(-1).split(SERIAL):
@@ -449,18 +465,15 @@ class DeltaBuilder:
         return made
 
     def _read_if_there(
-        self,
-        module: AdapterModule,
-        slot: Slot,
-        scale: float | None = None,
-        dtype: torch.dtype | None = None,
+        self, module: AdapterModule, slot: Slot, scale: float | None = None
     ) -> Tensor | None:
-        return self._read(module, slot, scale, dtype) if slot in module.tensors else None
+        return self._read(module, slot, scale) if slot in module.tensors else None
 
-    def _read_magnitude(self, module: AdapterModule) -> Tensor | None:
-        if "magnitude" not in module.tensors:
-            return None
-        return self._read(module, "magnitude", dtype=torch.float32).view(-1)
+
+def _moves(module: AdapterModule, *wanted: Move) -> list[Move]:
+    """Return moves of the tensors that a module has. wanted: each with a slot for a name."""
+    slots = {str(slot): name for slot, name in module.tensors.items()}
+    return [one._replace(name=slots[one.name]) for one in wanted if one.name in slots]
 
 
 def _split(module: AdapterModule, tensor: Tensor | None, sizes: list[int]) -> list[Any]:
@@ -478,34 +491,3 @@ def whole_shape(place: ModulePlace) -> tuple[int, int]:
     if shape.kind == "embedding":
         return shape.inputs, shape.outputs[0]
     return sum(shape.outputs), shape.inputs
-
-
-def short(name: str) -> str:
-    """A stranger's name for a message: one line, not long."""
-    return repr(name) if len(name) <= MAX_NAME else f"{name[:MAX_NAME]!r}..."
-
-
-def transposed(matrix: Tensor) -> Tensor:
-    """A transposed copy. Numpy takes a third of torch's time for narrow matrices."""
-    words = matrix.view(_WORDS[matrix.element_size()]).numpy()
-    return torch.from_numpy(words.T.copy()).view(matrix.dtype)
-
-
-def _digest_of(layer: str, part: int, delta: Delta) -> bytes:
-    made = hashlib.sha256()
-    for name, tensor in tensors_of(delta):
-        what = (layer, part, type(delta).__name__, name, tensor.dtype, *tensor.shape)
-        made.update(repr(what).encode())
-        made.update(tensor.view(-1).view(torch.uint8).numpy().data)
-    return made.digest()
-
-
-def is_finite(tensor: Tensor) -> bool:
-    """Whether all values are finite: numbers of the same bits as integers, without the sign, are
-    then below infinity. NaN is above."""
-    if not tensor.numel():
-        return True
-    info = torch.finfo(tensor.dtype)
-    most = torch.tensor(info.max, dtype=tensor.dtype).view(_WORDS[tensor.element_size()]).item()
-    words = tensor.contiguous().view(_WORDS[tensor.element_size()]).numpy()
-    return bool((words & np.iinfo(words.dtype).max).max() <= most)

@@ -67,7 +67,7 @@ def open_gguf_adapter(
         ranks=PatternMap("lora_b", ranks),
         alphas=PatternMap("lora_b", {} if alpha else ranks),
     )
-    source = AdapterTensors(headers, lambda name: readers[name]())
+    source = AdapterTensors.one_by_one(headers, lambda name: readers[name]())
     check_tensors(path, source)
     return config, source
 

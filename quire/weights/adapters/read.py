@@ -12,18 +12,19 @@ from pathlib import Path
 import torch
 
 from quire.errors import WeightError
-from quire.weights.adapters.adapter import Adapter, AdapterLimits, tensors_of
+from quire.weights.adapters.adapter import Adapter, AdapterLimits, PackedTensors
 from quire.weights.adapters.deltas import (
     AdapterModule,
     AdapterProblems,
     DeltaBuilder,
-    short,
     whole_shape,
 )
+from quire.weights.adapters.fill import fill, short
 from quire.weights.adapters.gguf_file import open_gguf_adapter
 from quire.weights.adapters.lora_config import read_lora_config
 from quire.weights.adapters.modules import AdapterModules, ModulePlace
 from quire.weights.adapters.names import AdapterTensorName, parse_tensor_name
+from quire.weights.adapters.packed import Allocate, plain_bytes
 from quire.weights.adapters.tensor_files import AdapterTensors, open_tensors
 
 STORED_BYTES = 8
@@ -35,9 +36,11 @@ def read_adapter(
     modules: AdapterModules,
     dtype: torch.dtype,
     limits: AdapterLimits = AdapterLimits(),  # noqa: B008 - an immutable value
+    allocate: Allocate | None = None,
 ) -> Adapter:
     """Read a folder of PEFT, or a GGUF file. dtype: what the tensors are converted to, scaled.
 
+    allocate: makes memory that a GPU reads, so the adapter is packed; unless it is to be scaled.
     Raises: ConfigError (a key of its config is refused; files are missing), WeightError (tensors do
     not fit the model or the limits).
     """
@@ -53,19 +56,17 @@ def read_adapter(
         )
     found, warnings = _group_by_module(source, modules)
     builder = DeltaBuilder(source, config, modules, dtype, limits)
-    deltas = builder.build(found)
+    plans = builder.plan(found)
+    on_gpu = allocate is not None and not config.dora
+    filled = fill(plans, source, allocate if on_gpu and allocate is not None else plain_bytes)
     return Adapter(
-        digest=builder.digest(),
+        digest=filled.digest.hex(),
         rank=builder.rank,
-        nbytes=sum(
-            tensor.nbytes
-            for parts in deltas.values()
-            for delta in parts.values()
-            for _, tensor in tensors_of(delta)
-        ),
-        deltas=deltas,
+        nbytes=builder.nbytes,
+        deltas=filled.deltas,
         base_model=config.base_model,
         warnings=config.warnings + warnings,
+        packed=PackedTensors(filled.layout, filled.buffer) if on_gpu else None,
     )
 
 

@@ -6,16 +6,18 @@ of the process.
 
 from __future__ import annotations
 
+import os
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from quire.errors import ConfigError, WeightError
 from quire.weights.adapters.folder import FILES, require_regular
+from quire.weights.adapters.packed import bytes_of
 from quire.weights.files import dtype_name, iterate_pickled
 from quire.weights.headers import DTYPE_NAMES, PLAIN_DTYPES, TensorHeader, read_places
 
@@ -23,14 +25,38 @@ MAX_HEADER_BYTES = 32 << 20
 MAX_TENSORS = 1 << 18
 """All experts of the largest models have a third of that."""
 
-_TORCH = {theirs: getattr(torch, ours) for ours, theirs in DTYPE_NAMES.items()}
+MAX_BUFFERS = 512
+"""Of one call that reads. The system allows 1,024."""
+
+DTYPES = {theirs: getattr(torch, ours) for ours, theirs in DTYPE_NAMES.items()}
+
+
+Bytes = Any
+"""A NumPy array, [n] uint8, n > 0."""
 
 
 class AdapterTensors(NamedTuple):
-    """The tensors of an adapter. read: one by its name, contiguous, as it is stored."""
+    """The tensors of an adapter, as they are stored.
+
+    read: returns one by its name, contiguous. read_into: fills the bytes of some, by their names.
+    Any thread may call both.
+    """
 
     headers: Mapping[str, TensorHeader]
     read: Callable[[str], Tensor]
+    read_into: Callable[[Sequence[tuple[str, Bytes]]], None]
+
+    @classmethod
+    def one_by_one(
+        cls, headers: Mapping[str, TensorHeader], read: Callable[[str], Tensor]
+    ) -> AdapterTensors:
+        """Tensors that can only be made one by one."""
+
+        def read_into(wanted: Sequence[tuple[str, Bytes]]) -> None:
+            for name, room in wanted:
+                room[:] = bytes_of(read(name))
+
+        return cls(headers, read, read_into)
 
 
 def open_tensors(folder: Path, max_bytes: int) -> AdapterTensors:
@@ -68,23 +94,48 @@ def _open_safetensors(path: Path) -> AdapterTensors:
         header, begin = places[name]
         return read_tensor(path, begin, header.shape, header.dtype)
 
-    return AdapterTensors({name: header for name, (header, _) in places.items()}, read)
+    def read_into(wanted: Sequence[tuple[str, Bytes]]) -> None:
+        read_ranges(path, ((places[name][1], room) for name, room in wanted))
+
+    return AdapterTensors({name: header for name, (header, _) in places.items()}, read, read_into)
 
 
 def read_tensor(path: Path, begin: int, shape: tuple[int, ...], dtype: str) -> Tensor:
     """Read the tensor at a byte of a file. Raises WeightError."""
-    made = torch.empty(shape, dtype=_TORCH[dtype])
-    if not made.numel():
-        return made
-    view = made.view(-1).view(torch.uint8).numpy().data
-    with path.open("rb", buffering=0) as file:
-        file.seek(begin)
-        while len(view):
-            count = file.readinto(view)
-            if not count:
-                raise WeightError(f"{path} was cut short while it was read; load it again")
-            view = view[count:]
+    made = torch.empty(shape, dtype=DTYPES[dtype])
+    if made.numel():
+        read_ranges(path, [(begin, bytes_of(made))])
     return made
+
+
+def read_ranges(path: Path, wanted: Iterable[tuple[int, Bytes]]) -> None:
+    """Fill arrays with ranges of a file, each from a byte on. Those that follow one another in the
+    file are read by one call. Raises WeightError."""
+    rooms: list[Bytes] = []
+    begin = end = 0
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for at, room in sorted(wanted, key=lambda one: one[0]):
+            if at != end or len(rooms) == MAX_BUFFERS:
+                _read_range(file, path, begin, rooms)
+                rooms, begin = [], at
+            rooms.append(room)
+            end = at + len(room)
+        _read_range(file, path, begin, rooms)
+    finally:
+        os.close(file)
+
+
+def _read_range(file: int, path: Path, at: int, rooms: list[Bytes]) -> None:
+    while rooms:
+        count = os.preadv(file, rooms, at)
+        if not count:
+            raise WeightError(f"{path} was cut short while it was read; load it again")
+        at += count
+        while rooms and count >= len(rooms[0]):
+            count -= len(rooms.pop(0))
+        if count:
+            rooms[0] = rooms[0][count:]
 
 
 def _open_pickle(path: Path) -> AdapterTensors:
@@ -94,7 +145,9 @@ def _open_pickle(path: Path) -> AdapterTensors:
         name: TensorHeader(dtype_name(one.dtype), tuple(one.shape), path)
         for name, one in tensors.items()
     }
-    return AdapterTensors(headers, lambda name: tensors[name].detach().clone().contiguous())
+    return AdapterTensors.one_by_one(
+        headers, lambda name: tensors[name].detach().clone().contiguous()
+    )
 
 
 def _check_archive(path: Path) -> None:

@@ -304,3 +304,8 @@ def test_adapters_and_images_share_steps(pair, tmp_path):
     outputs = llm.generate(given * 2, GREEDY, lora_request=adapters, use_tqdm=False)
     for output, expected in zip(outputs, [*plain, *own], strict=True):
         same(output, expected)
+    options = OPTIONS | {"enable_lora": True, "max_lora_rank": 8}
+    llm = LLM(str(pair.folder), **options, default_mm_loras={"image": folder})
+    outputs = llm.generate(given, GREEDY, use_tqdm=False)
+    for output, expected in zip(outputs, [plain[0], own[1]], strict=True):
+        same(output, expected)

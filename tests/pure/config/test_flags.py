@@ -102,7 +102,7 @@ def test_flags_of_older_releases_are_accepted_and_logged(caplog):
 @pytest.mark.parametrize(
     "words",
     [
-        "--default-mm-loras audio=x",
+        "--qlora-adapter-name-or-path x",
         "--tool-strict-level function",
         "--grpc", "--tokens-only", "--cpu-offload-gb 4",
         "--rope-theta 1e6", "--kv-transfer-config '{\"kv_connector\": \"x\"}'",

@@ -33,6 +33,14 @@ def test_values():
     assert found.target_modules == ("q_proj", "v_proj")
 
 
+def test_adapters_of_media_are_modules_of_the_start():
+    found = section("--enable-lora", "--default-mm-loras", '{"image": "/x", "audio": "/y"}')
+    assert [(one.name, one.path) for one in found.modules] == [("image", "/x"), ("audio", "/y")]
+    assert found.media == ("image", "audio")
+    with pytest.raises(ConfigError, match="give enable_lora too"):
+        section("--default-mm-loras", '{"image": "/x"}')
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -42,7 +50,9 @@ def test_values():
         ("--max-lora-rank 0", "max_lora_rank"),
         ("--lora-modules m=/x", "is a name of the model itself"),
         ("--lora-modules a=/x a=/y", "is given twice"),
-        ("""--default-mm-loras {"image":"/x"}""", "default_mm_loras"),
+        ("""--default-mm-loras {"text":"/x"}""", "default_mm_loras must be folders"),
+        ("""--default-mm-loras {"image":""}""", "default_mm_loras must be folders"),
+        ("""--lora-modules image=/y --default-mm-loras {"image":"/x"}""", "is given twice"),
     ],
 )
 def test_what_is_refused(words, message):

@@ -52,7 +52,6 @@ def test_an_unknown_name_gets_the_nearest():
 @pytest.mark.parametrize(
     "given",
     [
-        {"default_mm_loras": {"audio": "x"}},
         {"cpu_offload_gb": 1},
         {"kv_offloading_backend": "lmcache"},
         {"mm_encoder_only": True},
@@ -111,7 +110,7 @@ def test_engine_args_are_a_dataclass_over_the_same_names():
         "scheduling_policy": "priority"
     }
     with pytest.raises(ConfigError):
-        EngineArgs(default_mm_loras={"audio": "x"})
+        EngineArgs(qlora_adapter_name_or_path="x")
     with pytest.raises(TypeError):
         EngineArgs(nonsense=1)
 
