@@ -34,6 +34,24 @@ def decode_audio(data: bytes, rate: int, max_seconds: float) -> DecodedAudio:
     """
     kind = _sniff(data)
     blocks = _soundfile_blocks(data) if kind is None else _av_blocks(data, kind)
+    found = _join(blocks, rate, max_seconds)
+    if found is None:
+        raise _invalid("has no samples")
+    return found
+
+
+def decode_sound(data: bytes, kind: str, rate: int, max_seconds: float) -> DecodedAudio | None:
+    """Decode the first sound of a video, as decode_audio. None: it has none.
+
+    kind: FFmpeg's name of the format. Raises RequestError.
+    """
+    return _join(_av_blocks(data, kind, True), rate, max_seconds)
+
+
+def _join(
+    blocks: Iterator[tuple[int, Audio]], rate: int, max_seconds: float
+) -> DecodedAudio | None:
+    """Return all blocks in one array. None: there are none."""
     parts: list[Audio] = []
     resampler, seconds = None, 0.0
     for source, block in blocks:
@@ -46,7 +64,7 @@ def decode_audio(data: bytes, rate: int, max_seconds: float) -> DecodedAudio:
             raise _invalid("has samples that are not finite")
         parts.append(resampler.push(block))
     if resampler is None or not seconds:
-        raise _invalid("has no samples")
+        return None
     parts.append(resampler.finish())
     return DecodedAudio(np.concatenate(parts), rate)
 
@@ -136,8 +154,8 @@ def _mono(block: NDArray[np.float32]) -> Audio:
     return block[:, 0] if block.shape[1] == 1 else block.mean(axis=1)
 
 
-def _av_blocks(data: bytes, kind: str) -> Iterator[tuple[int, Audio]]:
-    """(rate, [n] mono) of each frame of the first audio stream."""
+def _av_blocks(data: bytes, kind: str, silent: bool = False) -> Iterator[tuple[int, Audio]]:
+    """(rate, [n] mono) of each frame of the first audio stream. silent: there may be none."""
     try:
         import av
     except ImportError:
@@ -145,6 +163,8 @@ def _av_blocks(data: bytes, kind: str) -> Iterator[tuple[int, Audio]]:
     try:
         with av.open(io.BytesIO(data), "r", format=kind, metadata_errors="replace") as container:
             if not container.streams.audio:
+                if silent:
+                    return
                 raise _invalid("file has no audio stream")
             planar, first = av.AudioResampler(format="fltp"), None
             for frame in container.decode(container.streams.audio[0]):

@@ -115,7 +115,7 @@ def decode_video(
     except ImportError:
         message = "video files need PyAV: pip install 'quire-llm[video]'"
         raise Unsupported(message, param="messages") from None
-    name = _video_format(data)
+    name = video_format(data)
     if name is None:
         raise _invalid(where, f"is no video; known formats are {VIDEO_FORMATS}")
     try:
@@ -129,7 +129,7 @@ def decode_video(
         raise _invalid(where, f"cannot be decoded ({type(error).__name__}): is it whole?") from None
 
 
-def _video_format(data: bytes) -> str | None:
+def video_format(data: bytes) -> str | None:
     """FFmpeg's name of the format. It would follow the addresses in playlists: none is opened."""
     if data[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free"):
         return "mov"

@@ -17,12 +17,14 @@ import ctypes
 import io
 import itertools
 import json
+import math
 import os
 import socket
 import wave
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -31,7 +33,7 @@ from PIL import Image
 from quire.core.types import MediaTensor
 from quire.errors import QuireError, RequestError
 from quire.media import decode
-from quire.media.audio_decode import decode_audio, mix_down
+from quire.media.audio_decode import decode_audio, decode_sound, mix_down
 from quire.media.limits import MediaLimits
 from quire.media.processor import (
     DecodedAudio,
@@ -44,6 +46,7 @@ from quire.media.processor import (
     ProcessorFiles,
     VideoInfo,
     processor_type,
+    reads_sound,
 )
 from quire.sandbox.landlock import restrict_process
 from quire.sandbox.limits import setup_worker_process
@@ -80,7 +83,8 @@ class MediaJob(msgspec.Struct, frozen=True, tag=True):
     shape: tuple[int, ...] | None
     """Of decoded pixels (uint8) or samples (float32)."""
     details: bytes
-    """JSON of what belongs to an array: a VideoInfo, or the sampling rate."""
+    """JSON of what belongs to an array: the sampling rate; or of a video its VideoInfo, and the
+    shape and rate of its sound, whose samples are behind the pixels."""
     kwargs: bytes
     """JSON of mm_processor_kwargs."""
     io_kwargs: bytes
@@ -173,30 +177,47 @@ def _decode(processor: MediaProcessor, job: MediaJob, options: Mapping[str, Any]
         return _from_array(processor, job, job.shape)
     if job.modality == "image":
         return decode.decode_image(job.content, job.limits, job.where)
-    if job.modality == "video":
-        return decode.decode_video(job.content, processor, options, job.limits, job.where)
-    rate = processor.sampling_rate
+    rate, most = processor.sampling_rate, job.limits.audio_seconds
     try:
-        return decode_audio(job.content, rate, job.limits.audio_seconds)
+        if job.modality == "audio":
+            return decode_audio(job.content, rate, most)
+        video = decode.decode_video(job.content, processor, options, job.limits, job.where)
+        if reads_sound(json.loads(job.kwargs)):
+            kind = decode.video_format(job.content)
+            video = replace(video, sound=decode_sound(job.content, cast(str, kind), rate, most))
+        return video
     except RequestError as error:
+        if job.where in str(error):
+            raise
         raise RequestError(f"{job.where}: {error}") from None
 
 
 def _from_array(processor: MediaProcessor, job: MediaJob, shape: tuple[int, ...]) -> DecodedMedia:
+    content, details = memoryview(job.content), json.loads(job.details)
     if job.modality == "audio":
-        samples = np.frombuffer(job.content, np.float32).reshape(shape)
-        rate = processor.sampling_rate
-        given = int(json.loads(job.details)) or rate
-        if max(shape) / given > job.limits.audio_seconds:
-            message = f"is longer than {job.limits.audio_seconds:g} seconds"
-            raise RequestError(f"{job.where} {message}")
-        return DecodedAudio(mix_down(samples, given, rate), rate)
-    pixels = np.frombuffer(job.content, np.uint8).reshape(shape)
+        return _from_samples(processor, job, content, shape, details)
+    pixels = np.frombuffer(content[: math.prod(shape)], np.uint8).reshape(shape)
     if job.modality == "image":
         return DecodedImage(pixels)
-    details = json.loads(job.details)
-    details["frames_indices"] = tuple(details["frames_indices"])
-    return DecodedVideo(pixels, VideoInfo(**details))
+    info, heard = details["info"], details["sound"]
+    info["frames_indices"] = tuple(info["frames_indices"])
+    sound = None
+    if heard is not None:
+        sound = _from_samples(processor, job, content[pixels.size :], **heard)
+    return DecodedVideo(pixels, VideoInfo(**info), sound)
+
+
+def _from_samples(
+    processor: MediaProcessor, job: MediaJob, content: memoryview, shape: Sequence[int], rate: int
+) -> DecodedAudio:
+    """rate: 0: the processor's."""
+    samples = np.frombuffer(content, np.float32).reshape(shape)
+    rate = rate or processor.sampling_rate
+    if max(shape) / rate > job.limits.audio_seconds:
+        message = f"is longer than {job.limits.audio_seconds:g} seconds"
+        raise RequestError(f"{job.where} {message}")
+    target = processor.sampling_rate
+    return DecodedAudio(mix_down(samples, rate, target), target)
 
 
 def _preload(processor: MediaProcessor) -> None:
