@@ -21,8 +21,8 @@ import math
 import os
 import socket
 import wave
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, cast
 
@@ -44,6 +44,7 @@ from quire.media.processor import (
     Modality,
     ProcessedMedia,
     ProcessorFiles,
+    Settings,
     VideoInfo,
     processor_type,
     reads_sound,
@@ -172,24 +173,34 @@ def carry_out(processor: MediaProcessor, job: MediaJob) -> MediaResult:
     return MediaResult(made.tensors, json.dumps(dict(made.sizes)).encode())
 
 
-def _decode(processor: MediaProcessor, job: MediaJob, options: Mapping[str, Any]) -> DecodedMedia:
+def _decode(processor: MediaProcessor, job: MediaJob, options: Settings) -> DecodedMedia:
     if job.shape is not None:
         return _from_array(processor, job, job.shape)
     if job.modality == "image":
         return decode.decode_image(job.content, job.limits, job.where)
-    rate, most = processor.sampling_rate, job.limits.audio_seconds
-    try:
-        if job.modality == "audio":
-            return decode_audio(job.content, rate, most)
-        video = decode.decode_video(job.content, processor, options, job.limits, job.where)
-        if reads_sound(json.loads(job.kwargs)):
-            kind = decode.video_format(job.content)
-            video = replace(video, sound=decode_sound(job.content, cast(str, kind), rate, most))
+    if job.modality == "video":
+        return _decode_video(processor, job, options)
+    with _placed(job.where):
+        return decode_audio(job.content, processor.sampling_rate, job.limits.audio_seconds)
+
+
+def _decode_video(processor: MediaProcessor, job: MediaJob, options: Settings) -> DecodedVideo:
+    video = decode.decode_video(job.content, processor, options, job.limits, job.where)
+    if not reads_sound(json.loads(job.kwargs)):
         return video
+    kind = cast(str, decode.video_format(job.content))
+    with _placed(job.where):
+        sound = decode_sound(job.content, kind, processor.sampling_rate, job.limits.audio_seconds)
+    return replace(video, sound=sound)
+
+
+@contextmanager
+def _placed(where: str) -> Iterator[None]:
+    """Errors of a recording name its place in the request."""
+    try:
+        yield
     except RequestError as error:
-        if job.where in str(error):
-            raise
-        raise RequestError(f"{job.where}: {error}") from None
+        raise RequestError(f"{where}: {error}") from None
 
 
 def _from_array(processor: MediaProcessor, job: MediaJob, shape: tuple[int, ...]) -> DecodedMedia:

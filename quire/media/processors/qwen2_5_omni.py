@@ -122,7 +122,8 @@ class Processor(qwen2_5_vl.Processor):
     def _times(self, sizes: Settings) -> npt.NDArray[np.float64]:
         """Return the time of each cell of a video, in steps of positions."""
         pairs, rows, columns = self.grid_of("video", sizes)
-        return np.repeat(np.arange(pairs), rows * columns) * sizes["seconds"] * self._rate
+        seconds = float(sizes["seconds"])
+        return np.repeat(np.arange(pairs), rows * columns) * seconds * self._rate
 
     def _chunks(self, times: npt.NDArray[Any]) -> list[int]:
         """Return how many tokens each chunk has. A gap of several chunks in `times` makes chunks of
@@ -131,7 +132,7 @@ class Processor(qwen2_5_vl.Processor):
         for i, time in enumerate(times.tolist()):
             if time >= len(cuts) * self._chunk:
                 cuts.append(i)
-        return np.diff([*cuts, len(times)]).tolist()
+        return [end - start for start, end in itertools.pairwise([*cuts, len(times)])]
 
     def audio_rows(self, frames: int) -> int:
         """Return the rows of a recording with so many frames."""
