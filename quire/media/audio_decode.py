@@ -20,6 +20,8 @@ from quire.media.processor import DecodedAudio
 INSTALL = "pip install 'quire-llm[audio]'"
 MAX_CHANNELS = 32
 BLOCK_SECONDS = 5.0
+UNKNOWN_FRAMES = 1 << 40
+"""What a header without a length is read as is more than this."""
 
 SOUNDFILE_FORMATS = ("WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3", "MPEG", "AIFF")
 """Formats of libsndfile that are read."""
@@ -33,7 +35,7 @@ def decode_audio(data: bytes, rate: int, max_seconds: float) -> DecodedAudio:
     max_seconds (before the excess is decoded), and Unsupported if no decoder is installed.
     """
     kind = _sniff(data)
-    blocks = _soundfile_blocks(data) if kind is None else _av_blocks(data, kind)
+    blocks = _soundfile_blocks(data, max_seconds) if kind is None else _av_blocks(data, kind)
     found = _join(blocks, rate, max_seconds)
     if found is None:
         raise _invalid("has no samples")
@@ -59,7 +61,7 @@ def _join(
             resampler = Resampler(source, rate)
         seconds += len(block) / source
         if seconds > max_seconds:
-            raise _invalid(f"is longer than {max_seconds:g} seconds")
+            raise _too_long(max_seconds)
         if not np.isfinite(block).all():
             raise _invalid("has samples that are not finite")
         parts.append(resampler.push(block))
@@ -104,6 +106,10 @@ def _invalid(problem: str) -> RequestError:
     return RequestError(f"the audio {problem}", param="audio")
 
 
+def _too_long(seconds: float) -> RequestError:
+    return _invalid(f"is longer than {seconds:g} seconds")
+
+
 def _unreadable() -> RequestError:
     return _invalid(f"cannot be decoded: it is damaged, or none of {NAMES}")
 
@@ -131,8 +137,8 @@ def _check_format(rate: int, channels: int) -> None:
         raise _invalid(f"has a sampling rate of {rate} Hz; {MIN_RATE} to {MAX_RATE} are allowed")
 
 
-def _soundfile_blocks(data: bytes) -> Iterator[tuple[int, Audio]]:
-    """(rate, [n] mono) of each block."""
+def _soundfile_blocks(data: bytes, max_seconds: float) -> Iterator[tuple[int, Audio]]:
+    """(rate, [n] mono) of each block. A header of more than max_seconds is not followed."""
     try:
         import soundfile
     except ImportError:
@@ -143,6 +149,11 @@ def _soundfile_blocks(data: bytes) -> Iterator[tuple[int, Audio]]:
                 raise _unreadable()
             rate, channels = file.samplerate, file.channels
             _check_format(rate, channels)
+            if max_seconds * rate < file.frames < UNKNOWN_FRAMES:
+                raise _too_long(max_seconds)
+            if file.frames >= UNKNOWN_FRAMES and file.format == "FLAC":
+                yield from _av_blocks(data, "flac")  # soundfile cannot seek to its end
+                return
             size = int(BLOCK_SECONDS * rate)
             while len(block := file.read(size, dtype="float32", always_2d=True)):
                 yield rate, _mono(block)

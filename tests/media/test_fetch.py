@@ -105,6 +105,14 @@ def test_what_an_address_does_not_give_is_its_own_error(site, path):
         "http://10.0.0.1/",
         "http://2130706433/",
         "http://a@127.0.0.1/",
+        "http://localhost.:1/",
+        "http://127.1:1/",
+        "http://0x7f000001:1/",
+        "http://0177.0.0.1:1/",
+        "http://0.0.0.0:1/",
+        "http://[::ffff:127.0.0.1]:1/",
+        "http://[64:ff9b::7f00:1]:1/",
+        "http://[fd00::1]/",
     ],
 )
 def test_private_addresses_are_refused(site, url):

@@ -119,7 +119,7 @@ class Processor(qwen2_5_vl.Processor):
             made += [np.full(count, kind) for count, kind in zip(counts, (False, True))]
         return np.concatenate(made)
 
-    def _times(self, sizes: Settings) -> npt.NDArray[np.float64]:
+    def _times(self, sizes: Settings) -> npt.NDArray[Any]:
         """Return the time of each cell of a video, in steps of positions."""
         pairs, rows, columns = self.grid_of("video", sizes)
         seconds = float(sizes["seconds"])
