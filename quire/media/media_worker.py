@@ -49,6 +49,7 @@ from quire.media.processor import (
     processor_type,
     reads_sound,
 )
+from quire.sandbox.heap import keep_freed_memory
 from quire.sandbox.landlock import restrict_process
 from quire.sandbox.limits import setup_worker_process
 from quire.sandbox.pipe import WorkerPipe
@@ -56,8 +57,6 @@ from quire.sandbox.worker_loop import JobFailed, JobOutOfMemory, JobRefused, Wor
 
 MAX_MEMORY_GROWTH = 1 << 28
 """Bytes that jobs may leave behind, all together: then the worker ends."""
-KEPT_BYTES = 1 << 26
-_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # of mallopt(3)
 NICENESS = 5
 """Lower priority than engines and API processes."""
 
@@ -137,7 +136,7 @@ def main(fd: int) -> int:
     Image.MAX_IMAGE_PIXELS = None  # decode.check_size is stricter, and refuses in place of warning
     with suppress(OSError):
         os.nice(NICENESS)
-    _keep_freed_memory()
+    keep_freed_memory()
     pipe = WorkerPipe(socket.socket(fileno=fd), MEDIA_DECODER)
     start = pipe.receive()
     if not isinstance(start, StartMediaWorker):
@@ -155,14 +154,6 @@ def main(fd: int) -> int:
     _preload(processor)
     restrict_process()
     return loop.serve(pipe, MediaWorkerReady())
-
-
-def _keep_freed_memory() -> None:
-    """Let the next item use the memory of the last: fresh pages cost more than decoding does."""
-    with suppress(OSError, AttributeError):
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_MMAP_THRESHOLD, KEPT_BYTES)
-        mallopt(_TRIM_THRESHOLD, KEPT_BYTES)
 
 
 def carry_out(processor: MediaProcessor, job: MediaJob) -> MediaResult:
