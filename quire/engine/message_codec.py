@@ -52,7 +52,7 @@ def encode(message: MessageToEngine | MessageFromEngine) -> bytes:
         raise RequestError(f"cannot be sent to the engine: {error}", param="extra_args") from None
 
 
-def decode_to_engine(data: bytes) -> MessageToEngine:
+def decode_to_engine(data: bytes | memoryview) -> MessageToEngine:
     """Raises msgspec.DecodeError."""
     try:
         return _to_engine_decoder.decode(data)
@@ -68,7 +68,7 @@ def decode_from_engine(data: bytes) -> MessageFromEngine:
         raise msgspec.DecodeError(str(error)) from None
 
 
-def call_id_of(data: bytes) -> int | None:
+def call_id_of(data: bytes | memoryview) -> int | None:
     """The call id of a message to the engine that could not be decoded; None if it has none."""
     try:
         words = msgspec.msgpack.decode(data)

@@ -20,6 +20,8 @@ from quire.media.processor import DecodedAudio
 INSTALL = "pip install 'quire-llm[audio]'"
 MAX_CHANNELS = 32
 BLOCK_SECONDS = 5.0
+UNKNOWN_FRAMES = 1 << 40
+"""What a header without a length is read as is more than this."""
 
 SOUNDFILE_FORMATS = ("WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3", "MPEG", "AIFF")
 """Formats of libsndfile that are read."""
@@ -33,7 +35,25 @@ def decode_audio(data: bytes, rate: int, max_seconds: float) -> DecodedAudio:
     max_seconds (before the excess is decoded), and Unsupported if no decoder is installed.
     """
     kind = _sniff(data)
-    blocks = _soundfile_blocks(data) if kind is None else _av_blocks(data, kind)
+    blocks = _soundfile_blocks(data, max_seconds) if kind is None else _av_blocks(data, kind)
+    found = _join(blocks, rate, max_seconds)
+    if found is None:
+        raise _invalid("has no samples")
+    return found
+
+
+def decode_sound(data: bytes, kind: str, rate: int, max_seconds: float) -> DecodedAudio | None:
+    """Decode the first sound of a video, as decode_audio. None: it has none.
+
+    kind: FFmpeg's name of the format. Raises RequestError.
+    """
+    return _join(_av_blocks(data, kind, True), rate, max_seconds)
+
+
+def _join(
+    blocks: Iterator[tuple[int, Audio]], rate: int, max_seconds: float
+) -> DecodedAudio | None:
+    """Return all blocks in one array. None: there are none."""
     parts: list[Audio] = []
     resampler, seconds = None, 0.0
     for source, block in blocks:
@@ -41,12 +61,12 @@ def decode_audio(data: bytes, rate: int, max_seconds: float) -> DecodedAudio:
             resampler = Resampler(source, rate)
         seconds += len(block) / source
         if seconds > max_seconds:
-            raise _invalid(f"is longer than {max_seconds:g} seconds")
+            raise _too_long(max_seconds)
         if not np.isfinite(block).all():
             raise _invalid("has samples that are not finite")
         parts.append(resampler.push(block))
     if resampler is None or not seconds:
-        raise _invalid("has no samples")
+        return None
     parts.append(resampler.finish())
     return DecodedAudio(np.concatenate(parts), rate)
 
@@ -86,6 +106,10 @@ def _invalid(problem: str) -> RequestError:
     return RequestError(f"the audio {problem}", param="audio")
 
 
+def _too_long(seconds: float) -> RequestError:
+    return _invalid(f"is longer than {seconds:g} seconds")
+
+
 def _unreadable() -> RequestError:
     return _invalid(f"cannot be decoded: it is damaged, or none of {NAMES}")
 
@@ -113,8 +137,8 @@ def _check_format(rate: int, channels: int) -> None:
         raise _invalid(f"has a sampling rate of {rate} Hz; {MIN_RATE} to {MAX_RATE} are allowed")
 
 
-def _soundfile_blocks(data: bytes) -> Iterator[tuple[int, Audio]]:
-    """(rate, [n] mono) of each block."""
+def _soundfile_blocks(data: bytes, max_seconds: float) -> Iterator[tuple[int, Audio]]:
+    """(rate, [n] mono) of each block. A header of more than max_seconds is not followed."""
     try:
         import soundfile
     except ImportError:
@@ -125,6 +149,11 @@ def _soundfile_blocks(data: bytes) -> Iterator[tuple[int, Audio]]:
                 raise _unreadable()
             rate, channels = file.samplerate, file.channels
             _check_format(rate, channels)
+            if max_seconds * rate < file.frames < UNKNOWN_FRAMES:
+                raise _too_long(max_seconds)
+            if file.frames >= UNKNOWN_FRAMES and file.format == "FLAC":
+                yield from _av_blocks(data, "flac")  # soundfile cannot seek to its end
+                return
             size = int(BLOCK_SECONDS * rate)
             while len(block := file.read(size, dtype="float32", always_2d=True)):
                 yield rate, _mono(block)
@@ -136,8 +165,8 @@ def _mono(block: NDArray[np.float32]) -> Audio:
     return block[:, 0] if block.shape[1] == 1 else block.mean(axis=1)
 
 
-def _av_blocks(data: bytes, kind: str) -> Iterator[tuple[int, Audio]]:
-    """(rate, [n] mono) of each frame of the first audio stream."""
+def _av_blocks(data: bytes, kind: str, silent: bool = False) -> Iterator[tuple[int, Audio]]:
+    """(rate, [n] mono) of each frame of the first audio stream. silent: there may be none."""
     try:
         import av
     except ImportError:
@@ -145,6 +174,8 @@ def _av_blocks(data: bytes, kind: str) -> Iterator[tuple[int, Audio]]:
     try:
         with av.open(io.BytesIO(data), "r", format=kind, metadata_errors="replace") as container:
             if not container.streams.audio:
+                if silent:
+                    return
                 raise _invalid("file has no audio stream")
             planar, first = av.AudioResampler(format="fltp"), None
             for frame in container.decode(container.streams.audio[0]):

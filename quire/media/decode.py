@@ -29,6 +29,8 @@ from quire.media.processor import (
 
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 VIDEO_FORMATS = "MP4, MOV, WebM, Matroska, AVI"
+ORIENTATION = 0x0112
+"""Tag of EXIF."""
 MAX_FRAME_PIXELS = 1 << 25
 """Pixels of one frame of a video."""
 MAX_PACKETS = 1 << 18
@@ -76,14 +78,15 @@ def check_size(width: int, height: int, limits: MediaLimits, where: str) -> None
 def image_pixels(image: Image.Image, where: str) -> Pixels:
     """Return [height, width, 3] in RGB: upright, transparency on white, 16 bits cut to 8."""
     with suppress(Exception):  # orientation in damaged EXIF data is ignored
-        image = ImageOps.exif_transpose(image)
+        if image.getexif().get(ORIENTATION, 1) != 1:  # it copies in any case
+            image = ImageOps.exif_transpose(image)
     if image.mode.startswith("I") or image.mode == "F":
         image = _to_8_bits(image, where)
     if image.has_transparency_data:
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, (255, 255, 255, 255))
         image = Image.alpha_composite(white, image)
-    return np.asarray(image.convert("RGB"))
+    return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
 
 
 def _to_8_bits(image: Image.Image, where: str) -> Image.Image:
@@ -115,7 +118,7 @@ def decode_video(
     except ImportError:
         message = "video files need PyAV: pip install 'quire-llm[video]'"
         raise Unsupported(message, param="messages") from None
-    name = _video_format(data)
+    name = video_format(data)
     if name is None:
         raise _invalid(where, f"is no video; known formats are {VIDEO_FORMATS}")
     try:
@@ -129,7 +132,7 @@ def decode_video(
         raise _invalid(where, f"cannot be decoded ({type(error).__name__}): is it whole?") from None
 
 
-def _video_format(data: bytes) -> str | None:
+def video_format(data: bytes) -> str | None:
     """FFmpeg's name of the format. It would follow the addresses in playlists: none is opened."""
     if data[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free"):
         return "mov"

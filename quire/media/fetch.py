@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,10 @@ TIMEOUTS_S = {"image": 5.0, "audio": 10.0, "video": 30.0}
 """Of one attempt."""
 MAX_FETCHES = 32
 """Fetches of one process that run at once."""
+PROMPT_FETCHES = 8
+"""Of one prompt that run at once: others must not wait for an address that answers slowly."""
+PROMPT_TIMEOUT_S = 60.0
+"""Of all fetches of one prompt."""
 _DATA = re.compile(r"data:([\w.+-]+/[\w.+-]+)?((?:;[\w.+-]+=[^;,]*)*);base64,", re.ASCII)
 MAX_DATA_HEAD = 256
 """Characters of a data URL before its content."""
@@ -125,12 +130,20 @@ async def fetch_all(
     prompt_bytes: of all together.
     """
     total = sum(len(part.data) for part in parts if part.data is not None)
+    slots = asyncio.Semaphore(PROMPT_FETCHES)
+    until = time.monotonic() + PROMPT_TIMEOUT_S
 
     async def load(part: MediaSource) -> bytes | None:
         nonlocal total
         if part.url is None:
             return part.data
-        data = await fetcher.fetch(part)
+        async with slots:
+            left = until - time.monotonic()
+            try:
+                data = await asyncio.wait_for(fetcher.fetch(part), left)
+            except asyncio.TimeoutError:
+                message = f"{part.where}: fetching the media of the prompt takes too long"
+                raise MediaUnavailable(message, param=param_of(part.where)) from None
         total += len(data)
         if total > prompt_bytes:
             message = f"the media of one prompt have more than {prompt_bytes >> 20} MiB"

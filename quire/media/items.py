@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from quire.errors import RequestError
-from quire.media.processor import DecodedMedia, Modality
+from quire.media.processor import DecodedAudio, DecodedMedia, DecodedVideo, Modality
 
 MAX_UUID_CHARS = 256
 
@@ -34,6 +34,32 @@ class MediaSource:
     def param(self) -> str:
         """The field of the request that has it."""
         return param_of(self.where)
+
+
+def with_sounds(parts: Sequence[MediaSource]) -> list[MediaSource]:
+    """Return the parts with the samples of recordings as the sounds of videos given as frames, in
+    order; those recordings are no parts any more. A video that is a file has its sound in it.
+
+    Raises RequestError unless the recordings are as many.
+    """
+    silent = [i for i, one in enumerate(parts) if isinstance(one.decoded, DecodedVideo)]
+    heard = [i for i, one in enumerate(parts) if one.modality == "audio"]
+    if not silent or not heard:
+        return list(parts)
+    if len(silent) != len(heard):
+        raise invalid_part(
+            parts[heard[0]].where,
+            f"is one of {len(heard)} recordings beside {len(silent)} videos of frames: with the "
+            "sound of videos each of these needs one",
+        )
+    found = list(parts)
+    for video, audio in zip(silent, heard):
+        sound = parts[audio].decoded
+        if not isinstance(sound, DecodedAudio):
+            raise invalid_part(parts[audio].where, "must be samples: it is the sound of a video")
+        decoded = replace(cast(DecodedVideo, parts[video].decoded), sound=sound)
+        found[video] = replace(parts[video], decoded=decoded)
+    return [one for i, one in enumerate(found) if i not in heard]
 
 
 def param_of(where: str) -> str:

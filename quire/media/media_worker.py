@@ -17,12 +17,14 @@ import ctypes
 import io
 import itertools
 import json
+import math
 import os
 import socket
 import wave
-from collections.abc import Mapping
-from contextlib import suppress
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -31,7 +33,7 @@ from PIL import Image
 from quire.core.types import MediaTensor
 from quire.errors import QuireError, RequestError
 from quire.media import decode
-from quire.media.audio_decode import decode_audio, mix_down
+from quire.media.audio_decode import decode_audio, decode_sound, mix_down
 from quire.media.limits import MediaLimits
 from quire.media.processor import (
     DecodedAudio,
@@ -42,9 +44,12 @@ from quire.media.processor import (
     Modality,
     ProcessedMedia,
     ProcessorFiles,
+    Settings,
     VideoInfo,
     processor_type,
+    reads_sound,
 )
+from quire.sandbox.heap import keep_freed_memory
 from quire.sandbox.landlock import restrict_process
 from quire.sandbox.limits import setup_worker_process
 from quire.sandbox.pipe import WorkerPipe
@@ -52,8 +57,6 @@ from quire.sandbox.worker_loop import JobFailed, JobOutOfMemory, JobRefused, Wor
 
 MAX_MEMORY_GROWTH = 1 << 28
 """Bytes that jobs may leave behind, all together: then the worker ends."""
-KEPT_BYTES = 1 << 26
-_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # of mallopt(3)
 NICENESS = 5
 """Lower priority than engines and API processes."""
 
@@ -80,7 +83,8 @@ class MediaJob(msgspec.Struct, frozen=True, tag=True):
     shape: tuple[int, ...] | None
     """Of decoded pixels (uint8) or samples (float32)."""
     details: bytes
-    """JSON of what belongs to an array: a VideoInfo, or the sampling rate."""
+    """JSON of what belongs to an array: the sampling rate; or of a video its VideoInfo, and the
+    shape and rate of its sound, whose samples are behind the pixels."""
     kwargs: bytes
     """JSON of mm_processor_kwargs."""
     io_kwargs: bytes
@@ -132,7 +136,7 @@ def main(fd: int) -> int:
     Image.MAX_IMAGE_PIXELS = None  # decode.check_size is stricter, and refuses in place of warning
     with suppress(OSError):
         os.nice(NICENESS)
-    _keep_freed_memory()
+    keep_freed_memory()
     pipe = WorkerPipe(socket.socket(fileno=fd), MEDIA_DECODER)
     start = pipe.receive()
     if not isinstance(start, StartMediaWorker):
@@ -152,14 +156,6 @@ def main(fd: int) -> int:
     return loop.serve(pipe, MediaWorkerReady())
 
 
-def _keep_freed_memory() -> None:
-    """Let the next item use the memory of the last: fresh pages cost more than decoding does."""
-    with suppress(OSError, AttributeError):
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_MMAP_THRESHOLD, KEPT_BYTES)
-        mallopt(_TRIM_THRESHOLD, KEPT_BYTES)
-
-
 def carry_out(processor: MediaProcessor, job: MediaJob) -> MediaResult:
     """Return the tensors of an item. Raises RequestError."""
     options = json.loads(job.io_kwargs)
@@ -168,35 +164,62 @@ def carry_out(processor: MediaProcessor, job: MediaJob) -> MediaResult:
     return MediaResult(made.tensors, json.dumps(dict(made.sizes)).encode())
 
 
-def _decode(processor: MediaProcessor, job: MediaJob, options: Mapping[str, Any]) -> DecodedMedia:
+def _decode(processor: MediaProcessor, job: MediaJob, options: Settings) -> DecodedMedia:
     if job.shape is not None:
         return _from_array(processor, job, job.shape)
     if job.modality == "image":
         return decode.decode_image(job.content, job.limits, job.where)
     if job.modality == "video":
-        return decode.decode_video(job.content, processor, options, job.limits, job.where)
-    rate = processor.sampling_rate
+        return _decode_video(processor, job, options)
+    with _placed(job.where):
+        return decode_audio(job.content, processor.sampling_rate, job.limits.audio_seconds)
+
+
+def _decode_video(processor: MediaProcessor, job: MediaJob, options: Settings) -> DecodedVideo:
+    video = decode.decode_video(job.content, processor, options, job.limits, job.where)
+    if not reads_sound(json.loads(job.kwargs)):
+        return video
+    kind = cast(str, decode.video_format(job.content))
+    with _placed(job.where):
+        sound = decode_sound(job.content, kind, processor.sampling_rate, job.limits.audio_seconds)
+    return replace(video, sound=sound)
+
+
+@contextmanager
+def _placed(where: str) -> Iterator[None]:
+    """Errors of a recording name its place in the request."""
     try:
-        return decode_audio(job.content, rate, job.limits.audio_seconds)
+        yield
     except RequestError as error:
-        raise RequestError(f"{job.where}: {error}") from None
+        raise RequestError(f"{where}: {error}") from None
 
 
 def _from_array(processor: MediaProcessor, job: MediaJob, shape: tuple[int, ...]) -> DecodedMedia:
+    content, details = memoryview(job.content), json.loads(job.details)
     if job.modality == "audio":
-        samples = np.frombuffer(job.content, np.float32).reshape(shape)
-        rate = processor.sampling_rate
-        given = int(json.loads(job.details)) or rate
-        if max(shape) / given > job.limits.audio_seconds:
-            message = f"is longer than {job.limits.audio_seconds:g} seconds"
-            raise RequestError(f"{job.where} {message}")
-        return DecodedAudio(mix_down(samples, given, rate), rate)
-    pixels = np.frombuffer(job.content, np.uint8).reshape(shape)
+        return _from_samples(processor, job, content, shape, details)
+    pixels = np.frombuffer(content[: math.prod(shape)], np.uint8).reshape(shape)
     if job.modality == "image":
         return DecodedImage(pixels)
-    details = json.loads(job.details)
-    details["frames_indices"] = tuple(details["frames_indices"])
-    return DecodedVideo(pixels, VideoInfo(**details))
+    info, heard = details["info"], details["sound"]
+    info["frames_indices"] = tuple(info["frames_indices"])
+    sound = None
+    if heard is not None:
+        sound = _from_samples(processor, job, content[pixels.size :], **heard)
+    return DecodedVideo(pixels, VideoInfo(**info), sound)
+
+
+def _from_samples(
+    processor: MediaProcessor, job: MediaJob, content: memoryview, shape: Sequence[int], rate: int
+) -> DecodedAudio:
+    """rate: 0: the processor's."""
+    samples = np.frombuffer(content, np.float32).reshape(shape)
+    rate = rate or processor.sampling_rate
+    if max(shape) / rate > job.limits.audio_seconds:
+        message = f"is longer than {job.limits.audio_seconds:g} seconds"
+        raise RequestError(f"{job.where} {message}")
+    target = processor.sampling_rate
+    return DecodedAudio(mix_down(samples, rate, target), target)
 
 
 def _preload(processor: MediaProcessor) -> None:

@@ -25,7 +25,7 @@ from quire.core.types import MediaTensor
 from quire.errors import EngineError, RequestError, Unsupported, context_overflow
 from quire.media.expand import PlacedMedia, ReadyItem, place_items
 from quire.media.fetch import FetchRules, MediaFetcher, fetch_all
-from quire.media.items import MediaSource, invalid_part
+from quire.media.items import MediaSource, invalid_part, with_sounds
 from quire.media.limits import MediaLimits
 from quire.media.media_worker import (
     MEDIA_DECODER,
@@ -45,6 +45,7 @@ from quire.media.processor import (
     ProcessorFiles,
     Settings,
     processor_type,
+    reads_sound,
 )
 from quire.media.processor_cache import ProcessorCache, framed_digest
 from quire.sandbox.worker_handle import StartWorker
@@ -158,6 +159,8 @@ class MediaPipeline:
         self.check_counts(parts)
         options, io_options = self._merge_kwargs(kwargs, io_kwargs)
         options = {**self.processor.prompt_kwargs([one.modality for one in parts]), **options}
+        if reads_sound(options):
+            parts = with_sounds(parts)
         files = await fetch_all(self._fetcher, parts, self.settings.limits.prompt_bytes)
         slots = asyncio.Semaphore(self.settings.workers)
 
@@ -385,8 +388,11 @@ def _content_of(part: MediaSource, file: bytes | None) -> _Content | None:
         rate = json.dumps(media.sampling_rate).encode()
         return _Content(media.samples.tobytes(), media.samples.shape, rate)
     if isinstance(media, DecodedVideo):
-        info = json.dumps(asdict(media.info)).encode()
-        return _Content(media.frames.tobytes(), media.frames.shape, info)
+        heard = media.sound
+        samples = b"" if heard is None else heard.samples.tobytes()
+        sound = heard and {"shape": heard.samples.shape, "rate": heard.sampling_rate}
+        details = json.dumps({"info": asdict(media.info), "sound": sound}).encode()
+        return _Content(media.frames.tobytes() + samples, media.frames.shape, details)
     return _Content(media.pixels.tobytes(), media.pixels.shape)
 
 

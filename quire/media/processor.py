@@ -25,6 +25,9 @@ Modality = Literal["image", "video", "audio"]
 Pixels = npt.NDArray[np.uint8]
 Settings = Mapping[str, Any]
 
+SOUND_KWARGS = ("use_audio_in_video", "load_audio_from_video")
+"""Options of mm_processor_kwargs that let the sound of a video be read with it: names of the
+hub's processors, of which the first is the older."""
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 """Chat template for models that were not trained with one: contents alone."""
 
@@ -51,19 +54,23 @@ class VideoInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class DecodedVideo:
-    """frames: [frames, height, width, 3] in RGB; already sampled, never sample them again."""
-
-    frames: Pixels
-    info: VideoInfo
-
-
-@dataclass(frozen=True, slots=True)
 class DecodedAudio:
     """samples: [n], mono, in the sampling rate that the processor declares."""
 
     samples: npt.NDArray[np.float32]
     sampling_rate: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedVideo:
+    """frames: [frames, height, width, 3] in RGB; already sampled, never sample them again.
+
+    sound: read with the frames, from the first of them on. None: the frames alone are read.
+    """
+
+    frames: Pixels
+    info: VideoInfo
+    sound: DecodedAudio | None = None
 
 
 DecodedMedia = DecodedImage | DecodedVideo | DecodedAudio
@@ -158,6 +165,11 @@ class KwargRange:
             what = "an integer" if self.kind is int else "a number"
             allowed = f"{what} in [{self.low:g}, {self.high:g}]"
             raise _kwarg_error(f"{name} must be {allowed}; got {value!r:.80}")
+
+
+def reads_sound(kwargs: Settings) -> bool:
+    """Whether options let the sound of videos be read with them."""
+    return any(kwargs.get(name) for name in SOUND_KWARGS)
 
 
 def _kwarg_error(message: str) -> RequestError:

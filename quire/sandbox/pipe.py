@@ -1,4 +1,7 @@
-"""Message pipe between a process and its worker: msgpack with a length prefix."""
+"""Message pipe between a process and its worker: msgpack with a length prefix.
+
+The buffer of a message is used again: fresh pages for some megabytes cost more than copying them.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,9 @@ import msgspec
 
 MAX_MESSAGE_BYTES = 1 << 30
 """Maximum size of a message."""
+KEPT_BYTES = 1 << 26
+"""A larger buffer is not kept for the next message."""
+_SIZE = struct.Struct("!I")
 
 W = TypeVar("W")
 _encoder = msgspec.msgpack.Encoder()
@@ -21,13 +27,16 @@ class WorkerPipe(Generic[W]):
     def __init__(self, end: socket.socket, words: msgspec.msgpack.Decoder[W]) -> None:
         self._socket = end
         self._decoder = words
+        self._prefix = bytearray(_SIZE.size)
+        self._size: int | None = None  # of the message that is being received; None: not known yet
+        self._filled = 0  # received bytes of the prefix, or of the message
         self._buffer = bytearray()
 
     def send(self, word: W) -> None:
         """Send a message. Raises OSError if the other end is closed."""
         data = _encoder.encode(word)
         self._socket.settimeout(None)
-        self._socket.sendall(struct.pack("!I", len(data)))
+        self._socket.sendall(_SIZE.pack(len(data)))
         self._socket.sendall(data)
 
     def receive(self, timeout: float | None = None) -> W | None:
@@ -36,28 +45,40 @@ class WorkerPipe(Generic[W]):
         Raises: TimeoutError; the bytes received until then are kept.
         """
         self._socket.settimeout(timeout)
-        size = self._message_size()
-        while size is None or len(self._buffer) < 4 + size:
-            try:
-                data = self._socket.recv(1 << 20)
-            except ConnectionError:
+        if self._size is None:
+            if not self._fill(self._prefix, len(self._prefix)):
                 return None
-            if not data:
+            (size,) = _SIZE.unpack(self._prefix)
+            if size > MAX_MESSAGE_BYTES:
                 return None
-            self._buffer += data
-            size = self._message_size()
-            if size is not None and size > MAX_MESSAGE_BYTES:
-                return None
+            if size > len(self._buffer):
+                self._buffer = bytearray(size)
+            self._size = size
+        if not self._fill(self._buffer, self._size):
+            return None
         try:
-            with memoryview(self._buffer) as view, view[4 : 4 + size] as message:
+            with memoryview(self._buffer) as view, view[: self._size] as message:
                 return self._decoder.decode(message)
         except (msgspec.DecodeError, ValueError, RecursionError):  # no UTF-8; too deep
             return None
         finally:
-            del self._buffer[: 4 + size]
+            self._size = None
+            if len(self._buffer) > KEPT_BYTES:
+                self._buffer = bytearray()
 
-    def _message_size(self) -> int | None:
-        return struct.unpack("!I", self._buffer[:4])[0] if len(self._buffer) >= 4 else None
+    def _fill(self, buffer: bytearray, size: int) -> bool:
+        """Receive the rest of `size` bytes. Returns False if the other end is closed."""
+        with memoryview(buffer) as view:
+            while self._filled < size:
+                try:
+                    count = self._socket.recv_into(view[self._filled : size])
+                except ConnectionError:
+                    return False
+                if not count:
+                    return False
+                self._filled += count
+        self._filled = 0
+        return True
 
     def close(self) -> None:
         self._socket.close()

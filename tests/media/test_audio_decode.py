@@ -7,12 +7,17 @@ import numpy as np
 import pytest
 
 from quire.errors import RequestError, Unsupported
-from quire.media.audio_decode import decode_audio, mix_down
+from quire.media import audio_decode
+from quire.media.audio_decode import decode_audio, decode_sound, mix_down
+from quire.media.items import MediaSource, with_sounds
+from quire.media.objects import read_media_data
+from tests.media.files import numbered_frames, video
 
 soundfile = pytest.importorskip("soundfile")
 av = pytest.importorskip("av")
 
 RATE = 16_000
+PIXELS = np.zeros((4, 4, 3), np.uint8)
 
 
 def stereo(rate, seconds=1):
@@ -93,6 +98,45 @@ def test_a_small_file_of_a_long_recording_is_refused_early(kind):
     assert len(data) < 30_000
     with pytest.raises(RequestError, match="longer than 3 seconds"):
         decode_audio(data, RATE, 3)
+
+
+def test_a_header_of_a_long_recording_is_refused_before_it_is_decoded(monkeypatch):
+    data = written("FLAC", "PCM_16", np.zeros(48_000 * 20, np.float32), 48_000)
+    monkeypatch.setattr(audio_decode, "Resampler", None)
+    with pytest.raises(RequestError, match="longer than 3 seconds"):
+        decode_audio(data, RATE, 3)
+
+
+def test_a_header_that_is_silent_about_the_length_is_no_reason_to_refuse():
+    data = bytearray(written("FLAC", "PCM_16", stereo(48_000)[:, 0], 48_000))
+    total = int.from_bytes(data[18:26], "big")
+    data[18:26] = (total >> 36 << 36).to_bytes(8, "big")
+    assert len(decode_audio(bytes(data), RATE, 3).samples) == RATE
+
+
+def test_the_sound_of_a_video_and_none():
+    silent = video(numbered_frames(3))
+    assert decode_sound(silent, "mov", RATE, 3) is None
+    sounding = muxed("mp4", "aac", stereo(RATE), RATE)
+    found = decode_sound(sounding, "mov", RATE, 3)
+    assert np.array_equal(found.samples, decode_audio(sounding, RATE, 3).samples)
+    with pytest.raises(RequestError, match=r"longer than 0.5 seconds"):
+        decode_sound(sounding, "mov", RATE, 0.5)
+
+
+def test_recordings_become_the_sounds_of_videos_of_frames():
+    frames, sounds = [numbered_frames(2), numbered_frames(3)], [np.ones(8), (np.zeros(9), 8000)]
+    parts = with_sounds(read_media_data({"video": frames, "audio": sounds, "image": [PIXELS]}))
+    assert [one.modality for one in parts] == ["image", "video", "video"]
+    assert [len(one.decoded.sound.samples) for one in parts[1:]] == [8, 9]
+    alone = read_media_data({"video": frames})
+    assert with_sounds(alone) == alone
+    files = [MediaSource("video", "a[0]", data=b"x"), MediaSource("audio", "a[1]", data=b"y")]
+    assert with_sounds(files) == files
+    with pytest.raises(RequestError, match="1 recordings beside 2 videos"):
+        with_sounds(read_media_data({"video": frames, "audio": sounds[:1]}))
+    with pytest.raises(RequestError, match="must be samples"):
+        with_sounds(read_media_data({"video": frames[:1], "audio": [b"file"]}))
 
 
 def test_contents_that_are_refused():

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from quire.errors import MediaUnavailable, RequestError
+from quire.media import fetch as fetching
 from quire.media.fetch import FetchRules, MediaFetcher, fetch_all
 from quire.media.items import MediaSource
 from tests.media.files import data_url, png
@@ -105,6 +106,14 @@ def test_what_an_address_does_not_give_is_its_own_error(site, path):
         "http://10.0.0.1/",
         "http://2130706433/",
         "http://a@127.0.0.1/",
+        "http://localhost.:1/",
+        "http://127.1:1/",
+        "http://0x7f000001:1/",
+        "http://0177.0.0.1:1/",
+        "http://0.0.0.0:1/",
+        "http://[::ffff:127.0.0.1]:1/",
+        "http://[64:ff9b::7f00:1]:1/",
+        "http://[fd00::1]/",
     ],
 )
 def test_private_addresses_are_refused(site, url):
@@ -179,3 +188,26 @@ def test_bounds_the_bytes_of_a_prompt():
     assert asyncio.run(fetch_all(fetcher, parts, 3 * len(png()))) == [png()] * 3
     with pytest.raises(RequestError, match="the media of one prompt have more than"):
         asyncio.run(fetch_all(fetcher, parts, 3 * len(png()) - 1))
+
+
+class Slow:
+    """A fetcher whose addresses never answer."""
+
+    running = most = 0
+
+    async def fetch(self, part):
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            self.running -= 1
+
+
+def test_many_slow_addresses_of_a_prompt_take_few_places_and_end(monkeypatch):
+    monkeypatch.setattr(fetching, "PROMPT_TIMEOUT_S", 0.05)
+    parts = [MediaSource("image", f"messages[0].content[{i}]", url="http://a/") for i in range(99)]
+    slow = Slow()
+    with pytest.raises(MediaUnavailable, match="takes too long"):
+        asyncio.run(fetch_all(slow, parts, 1 << 20))
+    assert (slow.most, slow.running) == (fetching.PROMPT_FETCHES, 0)

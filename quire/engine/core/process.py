@@ -324,12 +324,12 @@ class EngineCoreProcess:
         """Handle the messages since the last step."""
         while True:
             try:
-                sender, *data = self._socket.recv_multipart(zmq.NOBLOCK)
+                sender, *data = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            self._handle_message(sender, data[-1] if data else b"")
+            self._handle_message(sender.bytes, data[-1].buffer if data else b"")
 
-    def _handle_message(self, sender: bytes, data: bytes) -> None:
+    def _handle_message(self, sender: bytes, data: bytes | memoryview) -> None:
         try:
             message = message_codec.decode_to_engine(data)
         except (msgspec.DecodeError, RecursionError) as error:

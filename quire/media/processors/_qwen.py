@@ -197,10 +197,16 @@ class QwenProcessor(MediaProcessor):
                 position += start - at
                 at = start + cells.shape[1]
                 found[:, start:at] = cells + position
-                # The next position is free on all axes, time too. transformers 5 leaves out time.
-                position += int(cells.max()) + 1
+                position += self.steps(item, cells)
         found[:, at:] = np.arange(position, position + len(ids) - at)
-        return found, position - at
+        return found, int(found.max()) + 1 - len(ids)
+
+    def steps(self, item: ExpandedItem, cells: Cells) -> int:
+        """Return how far behind a run's first rotary position that of the next token is.
+
+        It is free on all axes, time too. transformers 5 leaves out time.
+        """
+        return int(cells.max()) + 1
 
     def cells(self, item: ExpandedItem) -> Iterator[tuple[int, Cells]]:
         """Yield (position in the prompt, [3, n] relative rotary positions) of the item's runs."""

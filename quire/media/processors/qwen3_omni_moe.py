@@ -2,13 +2,17 @@
 
 Videos have no times in text: their positions are those of real time, in whole steps of
 position_id_per_seconds. transformers keeps fractions of steps, where pairs of frames have some.
+Tokens of a video with sound are in the order of their times.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from quire.media.processor import Modality
+import numpy as np
+import numpy.typing as npt
+
+from quire.media.processor import Modality, Settings
 from quire.media.processors import qwen2_5_omni, qwen3_vl
 
 DEFAULT_LEVELS = 3
@@ -25,6 +29,7 @@ class Processor(qwen2_5_omni.Processor):
     defaults = qwen3_vl.Processor.defaults
     least_frames = 1
     most_seconds = 1200
+    marks_apart = 1
 
     @property
     def row_width(self) -> int:
@@ -35,3 +40,10 @@ class Processor(qwen2_5_omni.Processor):
         """A chunk of a recording has a row for 8 frames; a rest of fewer counts as well."""
         chunk = 2 * int((self.files.config.get("audio_config") or {}).get("n_window", 50))
         return frames // chunk * -(-chunk // 8) + -(-(frames % chunk) // 8)
+
+    def is_sound(self, sizes: Settings) -> npt.NDArray[np.bool_]:
+        times = np.concatenate((self._times(sizes), np.arange(sizes["sound"])))
+        return np.argsort(times, kind="stable") >= len(times) - int(sizes["sound"])
+
+    def last_piece(self, sizes: Settings) -> int:
+        return 1

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from quire.models._whisper_encoder import ZERO_BIAS, EncoderSizes
@@ -85,10 +86,17 @@ class Encoder(MediaEncoder):
         return self._in_order(items, rows)
 
     def _in_order(self, items: Sequence[EncoderInput], seen: Sequence[Tensor]) -> list[Tensor]:
-        """Rows of all items; seen: those of images and videos."""
-        heard = [one for one in items if one.modality == "audio"]
-        waiting = iter(seen), iter(self.hear(heard) if heard else [])
-        return [next(waiting[one.modality == "audio"]) for one in items]
+        """Rows of all items; seen: those of images and videos, without their sounds."""
+        heard = [one for one in items if "input_features" in one.tensors]
+        frames, sounds = iter(seen), iter(self.hear(heard) if heard else [])
+        found = []
+        for one in items:
+            parts = [next(frames)] if one.modality != "audio" else []
+            if "input_features" in one.tensors:
+                parts.append(next(sounds))
+            rows = torch.cat(parts) if len(parts) > 1 else parts[0]
+            found.append(rows[one.tensors["order"]] if "order" in one.tensors else rows)
+        return found
 
     def hear(self, items: Sequence[EncoderInput]) -> list[Tensor]:
         """Rows of recordings."""

@@ -59,6 +59,7 @@ from quire.engine.supervise.process_pipe import (
     receive_orders,
 )
 from quire.errors import ConfigError, EngineDead, QuireError, RequestError, ShuttingDown
+from quire.sandbox.heap import keep_freed_memory
 from quire.server.app import create_app
 from quire.server.app_state import AppState
 from quire.server.options import ServerOptions
@@ -360,6 +361,8 @@ def build_app_state(
     """Build the state of the routes, for an engine that is ready."""
     number = orders.index + orders.count * orders.incarnation
     inputs = build_input_processor(config, tokenizer, process=number)
+    if inputs.media is not None:
+        keep_freed_memory()
     return AppState(
         engine=engines,
         inputs=inputs,

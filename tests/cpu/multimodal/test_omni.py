@@ -1,9 +1,11 @@
 """Images, videos and recordings of thinkers of Qwen-Omni: answers are those of transformers."""
 
 import functools
+import importlib
 import json
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -87,6 +89,13 @@ MEDIA = {
     "y": lambda: recording(0.111, 2),
     "z": lambda: recording(3.37, 3),
 }
+SOUNDS = {
+    "s": lambda: (video_of(6, 60, 90), recording(3.37, 4)),
+    "t": lambda: (video_of(9, 60, 90), recording(2.0, 5)),
+    "u": lambda: (video_of(2, 40, 120), recording(2.9, 6)),
+}
+"""Videos with sounds: that end with either, in one chunk or in several."""
+SOUND_MIXES = ["s", "ts", "aub", "sbt"]
 KINDS = {"a": "image", "b": "image", "v": "video", "x": "audio", "y": "audio", "z": "audio"}
 MIXES = ["", "x", "a", "zyx", "bx", "xab", "v", "vz"]
 STEPS = 6
@@ -236,6 +245,84 @@ def prompt_of(family, mix):
     return {"prompt": text_of(family, mix)} | ({"multi_modal_data": data} if data else {})
 
 
+def sounding_prompt(family, mix):
+    """A prompt of images, and of videos whose sounds are read with them."""
+    data = {kind: [] for kind in ("image", "video", "audio")}
+    for one in mix:
+        if one in MEDIA:
+            data["image"].append(MEDIA[one]())
+        else:
+            video, sound = SOUNDS[one]()
+            data["video"].append((video.frames, vars_of(video.info)))
+            data["audio"].append((sound, RATE))
+    return {
+        "prompt": sounding_text(family, mix),
+        "multi_modal_data": {kind: some for kind, some in data.items() if some},
+        "mm_processor_kwargs": {"use_audio_in_video": True},
+    }
+
+
+def sounding_text(family, mix):
+    items = (family.mark("image" if one in MEDIA else "video") + f" w{7 + i}"
+             for i, one in enumerate(mix))  # fmt: skip
+    return " ".join(["w3", *items, "w40"])
+
+
+def sounding_inputs(pair, mix):
+    """What transformers makes of it: its processor's own function orders the tokens."""
+    model, tokenizer, _, family = pair
+    images, videos, audios = extractors(family.kind)
+    seen = [MEDIA[one]() for one in mix if one in MEDIA]
+    made = dict(images(seen, return_tensors="pt")) if seen else {}
+    heard = [SOUNDS[one]() for one in mix if one in SOUNDS]
+    frames = [torch.from_numpy(one.frames).permute(0, 3, 1, 2) for one, _ in heard]
+    grids = []
+    for one in frames:
+        found = videos([one], return_tensors="pt")
+        grids.append(found["video_grid_thw"])
+        made.setdefault("pixel_values_videos", []).append(found["pixel_values_videos"])
+    made["pixel_values_videos"] = torch.cat(made["pixel_values_videos"])
+    made["video_grid_thw"] = torch.cat(grids)
+    seconds = [2 * one.info.total_num_frames / len(one.frames) / one.info.fps for one, _ in heard]
+    made["video_second_per_grid"] = torch.tensor(seconds)
+    found = audios(
+        [one for _, one in heard], sampling_rate=RATE, padding="max_length",
+        return_attention_mask=True, return_tensors="pt",
+    )  # fmt: skip
+    made["input_features"] = found.input_features
+    made["feature_attention_mask"] = found.attention_mask
+    counts = [audio_tokens(family, n) for n in found.attention_mask.sum(1).tolist()]
+    kind = getattr(
+        importlib.import_module(
+            "transformers.models."
+            + ("qwen2_5_omni" if family.kind == "Qwen2_5Omni" else "qwen3_omni_moe")
+        ),
+        f"{family.kind}Processor",
+    )
+    alone = SimpleNamespace(
+        video_processor=SimpleNamespace(merge_size=2), audio_bos_token="(", audio_eos_token=")",
+        video_token="v", audio_token="a",
+        get_chunked_index=functools.partial(kind.get_chunked_index, None),
+    )  # fmt: skip
+    sizes = {"video_grid_thw": made["video_grid_thw"].numpy(), "video_second_per_grid": seconds}
+    rate = model.config.position_id_per_seconds
+    texts = iter(
+        kind.replace_video_with_audio_token(
+            alone, sizes, i, {"num_audio_tokens": counts}, i, position_id_per_seconds=rate,
+            seconds_per_chunk=2.0,
+        ) for i in range(len(heard))
+    )  # fmt: skip
+    cells = iter((made["image_grid_thw"].prod(1) // 4).tolist() if seen else [])
+    ids, tokens = [], {"(": 162, ")": 163, "v": 165, "a": 166}
+    for token in tokenizer.encode(sounding_text(family, mix), add_special_tokens=False):
+        if token == 165:
+            ids += [tokens[one] for one in next(texts)]
+        else:
+            ids += [token] * (next(cells) if token == 164 else 1)
+    ids = torch.tensor([ids])
+    return {**made, "input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
 def vars_of(info):
     return {
         "fps": info.fps, "frames_indices": list(info.frames_indices),
@@ -245,8 +332,11 @@ def vars_of(info):
 
 def expected(pair, mix):
     """transformers' tokens and their log probabilities."""
-    model, tokenizer, _, family = pair
-    inputs = inputs_of(family, tokenizer, mix)
+    return generated(pair, inputs_of(pair[3], pair[1], mix))
+
+
+def generated(pair, inputs):
+    model, _, _, family = pair
     with torch.no_grad(), one_by_one(model) if family.kind == "Qwen3OmniMoe" else nullcontext():
         out = model.generate(
             **inputs, max_new_tokens=STEPS, do_sample=False, return_dict_in_generate=True,
@@ -274,6 +364,26 @@ def test_an_engine_answers_as_transformers(pair, settings):
         assert list(got.token_ids) == ids, mix
         for token, entry, want in zip(ids, got.logprobs, logprobs, strict=True):
             assert abs(entry[token].logprob - want) < 1e-3, mix
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_num_batched_tokens": 16}])
+def test_sounds_of_videos_are_read_as_in_transformers(pair, settings):
+    llm = LLM(
+        str(pair[2]), dtype="float32", num_gpu_blocks_override=300, max_model_len=1024, **settings
+    )
+    params = SamplingParams(temperature=0.0, max_tokens=STEPS, ignore_eos=True, logprobs=0)
+    prompts = [sounding_prompt(pair[3], mix) for mix in SOUND_MIXES]
+    answers = llm.generate(prompts, params) + llm.generate(prompts, params)
+    assert all(one.num_cached_tokens for one in answers[-2:]), "of the second time"
+    for mix, *both in zip(SOUND_MIXES, answers[: len(prompts)], answers[len(prompts) :]):
+        inputs = sounding_inputs(pair, mix)
+        ids, logprobs = generated(pair, {**inputs, "use_audio_in_video": True})
+        for answer in both:
+            assert list(answer.prompt_token_ids) == inputs["input_ids"][0].tolist(), mix
+            got = answer.outputs[0]
+            assert list(got.token_ids) == ids, mix
+            for token, entry, want in zip(ids, got.logprobs, logprobs, strict=True):
+                assert abs(entry[token].logprob - want) < 1e-3, mix
 
 
 @pytest.mark.long("engines of several processes")
