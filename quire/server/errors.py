@@ -213,8 +213,10 @@ def _describe_missing_route(app: FastAPI, http: Request, error: HTTPException) -
         return f"{asked}: only {allowed}"
     known = [str(vars(route)["path"]) for route in app.routes if "path" in vars(route)]
     near = difflib.get_close_matches(path[:MAX_SHOWN_CHARS], known, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ";"
-    return f"no route {asked}{hint} GET /openapi.json lists them"
+    hint = f"; did you mean {near[0]}?" if near else ""
+    if app.openapi_url is None:
+        return f"no route {asked}{hint}"
+    return f"no route {asked}{hint or ';'} GET {app.openapi_url} lists them"
 
 
 def _openai_error_body(message: str, name: str, param: str | None, status: int) -> dict[str, Any]:
