@@ -139,10 +139,9 @@ def test_the_lobby_lives_and_is_not_ready():
 
 
 def test_who_asks_the_lobby_for_the_head_gets_no_body():
-    with lobby() as (_, http):
-        with socket.create_connection(http.listener.getsockname(), 10) as raw:
-            raw.sendall(b"HEAD /health HTTP/1.1\r\n\r\n")
-            found = b"".join(iter(lambda: raw.recv(1 << 16), b""))
+    with lobby() as (_, http), socket.create_connection(http.listener.getsockname(), 10) as raw:
+        raw.sendall(b"HEAD /health HTTP/1.1\r\n\r\n")
+        found = b"".join(iter(lambda: raw.recv(1 << 16), b""))
     assert found.startswith(b"HTTP/1.1 503")
     assert found.endswith(b"\r\n\r\n")
 
