@@ -227,7 +227,9 @@ def _check_encodable(text: str, what: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise RequestError(f"{what} holds half a surrogate pair, which is no character") from None
+        raise RequestError(
+            f"{what} holds half a surrogate pair, which is not a character"
+        ) from None
 
 
 # -- what holds other forms ---------------------------------------------------------------------

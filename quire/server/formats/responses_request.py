@@ -44,7 +44,7 @@ CLIENT_FIELD_NAMES = {
 }
 
 _UNSUPPORTED_FIELDS = {
-    "prompt": "prompt templates are kept by OpenAI alone; send instructions and input",
+    "prompt": "prompts by id exist only on OpenAI's servers; send instructions and input",
     "conversation": "conversations are not kept here; send previous_response_id or all items",
     "moderation": "this server does not moderate",
     "context_management": "this server does not shorten conversations; see truncation",
