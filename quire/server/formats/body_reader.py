@@ -102,7 +102,7 @@ async def read_bytes(http: Request, limit: int) -> bytes:
     """The body of any request. Raises RequestError, BodyTooLarge, Overloaded."""
     if http.headers.get("content-encoding", "identity").lower() not in ("identity", ""):
         raise RequestError(
-            "send the body uncompressed, without Content-Encoding: this server does not unpack bodies"
+            "send the body without Content-Encoding: this server does not unpack bodies"
         )
     length = http.headers.get("content-length", "")
     if length.isdecimal() and int(length[:20]) > limit:

@@ -253,7 +253,7 @@ def _convert_tool(given: Mapping[str, Any], i: int) -> dict[str, Any]:
     """A tool as chat templates know it."""
     kind, name = given.get("type") or "custom", given.get("name")
     if kind != "custom":
-        message = f"tools[{i}]: {kind!r:.40} is a tool that a server runs; only tools that the client runs are served"
+        message = f"tools[{i}]: {kind!r:.40} is not served: only tools that the client runs are"
         raise Unsupported(message, param="tools")
     if not isinstance(name, str) or not name:
         raise RequestError(f"tools[{i}].name must be the name of a tool", param="tools")

@@ -79,6 +79,13 @@ def test_a_workload_is_checked_before_the_model_is_loaded(capsys, argv, words):
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("kind", ["latency", "throughput", "startup", "serve"])
+def test_a_file_of_results_is_checked_before_anything_is_measured(capsys, kind):
+    with pytest.raises(SystemExit):
+        main(["bench", kind, "--model", "/no/such/model", "--output-json", "/no/such/folder/x"])
+    assert "cannot write /no/such/folder/x" in capsys.readouterr().err
+
+
 def test_percentiles_lie_between_neighbours():
     assert percentile([3, 1, 2], 50) == 2
     assert percentile([0, 10], 25) == 2.5
