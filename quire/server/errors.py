@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import re
 import reprlib
 from typing import Any
 
@@ -109,6 +110,8 @@ TEI_ROUTES = frozenset({"/embed", "/embed_all", "/embed_sparse", "/predict", "/s
 TEI_SCOPE_KEY = "quire.tei"
 """In the scope of a request to another route with a body of TEI's API."""
 _TEI_TYPES = {413: "Validation", 422: "Validation", 429: "Overloaded", 503: "Unhealthy"}
+_TOO_LONG = re.compile(r"List should have at most (\d+) items after validation.*")
+"""What pydantic says about a list; the value itself is shown behind it."""
 _DEFAULT_MESSAGES = ("Not Found", "Method Not Allowed")
 MAX_SHOWN_CHARS = 100
 """Characters of the requested path in a message."""
@@ -237,7 +240,8 @@ def _explain_validation_error(
     for place, one in found:
         field = str(place[0]) if place else "body"
         given.setdefault(field, one["input"])
-        expected = one["msg"].removeprefix("Input should be ")
+        expected = _TOO_LONG.sub(r"a list of at most \1 items", one["msg"])
+        expected = expected.removeprefix("Input should be ")
         if expected not in allowed.setdefault(field, []):
             allowed[field].append(expected)
     lines = [

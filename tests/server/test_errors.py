@@ -286,6 +286,19 @@ def test_a_long_error_does_not_repeat_the_whole_input(http):
     assert len(got.text) < 1000
 
 
+def test_a_list_that_is_too_long_is_refused_in_plain_words(http):
+    got = http.post(COMPLETE, json={"prompt": "a", "stop": ["x"] * 10_001}).json()["error"]
+    assert "a list of at most 10000 items, got a list of 10001" in got["message"]
+    tools = [
+        {"type": "function", "function": {"name": f"f{i}", "parameters": {"type": "object"}}}
+        for i in range(2000)
+    ]
+    body = {"messages": HELLO, "tools": tools, "tool_choice": "required"}
+    got = http.post(CHAT, json=body).json()["error"]
+    assert got["message"] == "the requested structure has more than 10000 parts"
+    assert got["param"] == "tools"
+
+
 def test_a_bad_one_of_several_prompts_runs_none(http, server):
     before = server.stats()
     got = http.post(COMPLETE, json={"prompt": ["fine", ""], "max_tokens": 400})

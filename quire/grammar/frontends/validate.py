@@ -101,9 +101,9 @@ class _NodeValidator:
         """Raises RequestError."""
         self.num_parts += 1
         if self.num_parts > MAX_PARTS:
-            raise RequestError(f"a form of over {MAX_PARTS} parts")
+            raise RequestError(f"the requested structure has more than {MAX_PARTS} parts")
         if depth > MAX_DEPTH:
-            raise RequestError(f"forms are nested over {MAX_DEPTH} deep")
+            raise RequestError(f"the requested structure is nested deeper than {MAX_DEPTH} levels")
         if isinstance(form, SequenceNode | AlternationNode):
             if isinstance(form, AlternationNode) and not form.parts:
                 raise RequestError("a choice between forms needs one at least")
