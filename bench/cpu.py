@@ -5,8 +5,8 @@ usage: python bench/cpu.py MODELS_DIR [--rounds 3] [--engines quire,transformers
 
 make_models.py writes MODELS_DIR. Weights are random bf16, greedy, ignore_eos: every engine does
 the same work. Each engine runs in a process of its own, one after the other, `rounds` times.
---processor: seconds of the processor instead; with OMP_NUM_THREADS=1 and QUIRE_NUM_THREADS=1 that
-means something on a busy machine.
+--processor: seconds of the processor instead; with OMP_NUM_THREADS=1 that means something on a
+busy machine.
 """
 
 import argparse

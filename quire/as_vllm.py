@@ -139,7 +139,8 @@ PLACES: Mapping[str, Mapping[str, str]] = {
     "vllm.logger": {"quire.as_vllm": "init_logger"},
     "vllm.distributed": {"quire.as_vllm": "cleanup_dist_env_and_memory"},
     "vllm.distributed.parallel_state": {
-        "quire.as_vllm": "cleanup_dist_env_and_memory destroy_model_parallel"
+        "quire.as_vllm": "cleanup_dist_env_and_memory destroy_distributed_environment "
+        "destroy_model_parallel"
     },
     "vllm.v1": {},
     "vllm.v1.engine": {},
@@ -384,12 +385,22 @@ def destroy_model_parallel() -> None:
     """Nothing to destroy: ranks end with their engine."""
 
 
+def destroy_distributed_environment() -> None:
+    """Nothing to destroy: ranks end with their engine."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """python -m quire.as_vllm SCRIPT args... | -m MODULE args..."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help"):
         print(__doc__)  # noqa: T201  the help of a command
         return 0 if words else 2
+    if words[0] == "-m" and len(words) == 1:
+        print("quire.as_vllm: -m needs the name of a module", file=sys.stderr)  # noqa: T201
+        return 2
+    if words[0] != "-m" and not Path(words[0]).exists():
+        print(f"quire.as_vllm: there is no script {words[0]!r}", file=sys.stderr)  # noqa: T201
+        return 2
     install()
     if words[0] == "-m":
         return _run_module(words[1], words[2:])

@@ -7,6 +7,7 @@ results or speed in production are options. VLLM_* variables: quire.config.vllm_
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
@@ -46,6 +47,18 @@ class Env:
     """OMP_NUM_THREADS: CPU threads of the kernels. Unset: every core this process may run on."""
 
 
+QUIRE_VARIABLES = frozenset(
+    {
+        *("QUIRE_API_KEY", "QUIRE_BYTECODE_CACHE", "QUIRE_CACHE", "QUIRE_CHECK"),
+        *("QUIRE_CLUSTER_SECRET", "QUIRE_CPU_ISA", "QUIRE_HOST_IP", "QUIRE_LOGGING_LEVEL"),
+        *("QUIRE_TRACE_FUNCTION", "QUIRE_USE_MODELSCOPE"),
+    }
+)
+"""Every variable of quire's own that is read here."""
+_KUBERNETES = re.compile(
+    r"\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)"
+)
+"""Variables that Kubernetes makes for a service, which may be called quire."""
 SECRETS = ("api_key", "cluster_secret")
 """Fields that are shown without their values."""
 
@@ -86,6 +99,16 @@ def read() -> Env:
 def vllm_variables() -> Mapping[str, str]:
     """The VLLM_* variables that are set."""
     return {name: value for name, value in os.environ.items() if name.startswith("VLLM_")}
+
+
+def unknown_quire_variables() -> Mapping[str, str]:
+    """The QUIRE_* variables that are set and that nothing reads."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith("QUIRE_") and name not in QUIRE_VARIABLES
+        if not _KUBERNETES.fullmatch(name)
+    }
 
 
 def client_api_key() -> str | None:

@@ -45,11 +45,12 @@ def _find_modules(package: str) -> frozenset[str]:
 class PluginRegistry:
     """One kind of plug-in: the modules of a package, plus entry points of a group.
 
-    group: of the entry points; default: the name of the package.
+    group: of the entry points; default: the name of the package. kind: what users call one of them.
     """
 
-    def __init__(self, package: str, group: str | None = None) -> None:
+    def __init__(self, package: str, group: str | None = None, kind: str = "plug-in") -> None:
         self.package = package
+        self.kind = kind
         self.group = group or package
 
     @functools.cached_property
@@ -77,7 +78,7 @@ class PluginRegistry:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=3)
             hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
-            raise ConfigError(f"no {name!r} in {self.package}; {hint}")
+            raise ConfigError(f"there is no {self.kind} {name!r}; {hint}")
         entry = self._entry_points.get(name)
         if entry is None:
             return importlib.import_module(f"{self.package}.{name}")

@@ -40,7 +40,7 @@ class AttentionBackendChoice(NamedTuple):
 
 def backend_registry() -> PluginRegistry:
     """Every attention backend by name."""
-    return PluginRegistry("quire.attention")
+    return PluginRegistry("quire.attention", kind="attention backend")
 
 
 def select_backend(wanted: str | None, needs: BackendRequirements) -> AttentionBackendChoice:

@@ -224,10 +224,6 @@ def _folder(options: Options, name: str) -> Path:
 
 
 def _find(options: Options, name: str, revision: str | None) -> Path:
-    if name == "embedded":
-        from quire import embedded
-
-        return embedded.path()
     return resolve_model_folder(
         name,
         revision=revision,

@@ -49,6 +49,7 @@ def main(argv: Sequence[str]) -> int:
         fetcher = HttpFetcher(
             dataclasses.replace(FETCH_POLICY, private_hosts=tuple(args.trusted_host))
         )
+        _check_files_differ(args.input_file, args.output_file)
         lines = stack.enter_context(_open_input(args.input_file, args.output_tmp_dir, fetcher))
         into = stack.enter_context(_open_output(args.output_file, args.output_tmp_dir, fetcher))
         if server is not None:
@@ -220,6 +221,14 @@ def _open_input(name: str, folder: str | None, fetcher: HttpFetcher) -> Iterator
         raise QuireError(f"--input-file: {error}{_hint(error)}") from None
     except OSError as error:
         raise ConfigError(f"--input-file {name}: {error.strerror or error}") from None
+
+
+def _check_files_differ(given: str, out: str) -> None:
+    """Raise ConfigError if opening the output would empty the input."""
+    if _is_url(given) or _is_url(out) or not (Path(given).is_file() and Path(out).is_file()):
+        return
+    if Path(given).samefile(out):
+        raise ConfigError(f"--output-file {out} is the input file too; name another file")
 
 
 @contextlib.contextmanager

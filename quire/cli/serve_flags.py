@@ -217,7 +217,10 @@ def server_options_from(args: argparse.Namespace) -> ServerOptions:
             allowed = f"in [{low}, {high}]" if high < MAX_INT else f">= {low}"
             raise ConfigError(f"{name} must be {allowed}, got {value}")
     _check_combinations(options)
-    return replace(options, api_key=tuple(key for key in options.api_key if key))
+    keys = tuple(key for key in options.api_key if key)
+    if "api_key" in vars(args) and not keys:
+        log.warning("--api-key is empty, so the server needs no key: is a variable not set?")
+    return replace(options, api_key=keys)
 
 
 def _check_combinations(options: ServerOptions) -> None:

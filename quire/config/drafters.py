@@ -139,7 +139,7 @@ def _header(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{path} is not a safetensors file: {error}") from None
     if not isinstance(found, dict):
-        raise ConfigError(f"{path} is not a safetensors file: its header is no object")
+        raise ConfigError(f"{path} is not a safetensors file: its header is not an object")
     return found
 
 

@@ -129,7 +129,7 @@ def resolve_media(options: MediaOptions, facts: MediaFacts | None) -> MediaSecti
         return None
     folder = options.allowed_local_media_path
     if folder is not None and not os.path.isdir(folder):
-        raise ConfigError(f"allowed_local_media_path: {folder!r} is no folder")
+        raise ConfigError(f"allowed_local_media_path: {folder!r} is not a folder")
     return MediaSection(
         family=facts.family,
         config=facts.config,

@@ -543,7 +543,7 @@ def resolve_model(options: Options, model: ModelFacts, plan: MemoryPlan) -> Mode
         vocab=model.vocab,
         revision=section.revision,
         tokenizer_revision=section.tokenizer_revision or section.revision,
-        served_names=section.served_model_name or (section.model,),
+        served_names=tuple(filter(None, section.served_model_name or ())) or (section.model,),
         chat_template=section.chat_template,
         max_logprobs=section.max_logprobs,
         logprobs_mode=section.logprobs_mode,

@@ -5,7 +5,8 @@
     NO_EFFECT           accepted; one log line has the reason
     UNSUPPORTED         needs a feature that quire does not have: one warning
 
-A name in none of these tables gets one warning, with a similar name.
+A name in none of these tables, and a QUIRE_* name that nothing reads, gets one warning, with a
+similar name.
 """
 
 from __future__ import annotations
@@ -218,15 +219,16 @@ def is_known(name: str) -> bool:
 
 
 def _with_nearest(name: str) -> str:
-    near = difflib.get_close_matches(
-        name, [*VARIABLE_TO_OPTION, *READ, *NO_EFFECT, *UNSUPPORTED], n=1, cutoff=0.8
-    )
+    known = [*env.QUIRE_VARIABLES, *VARIABLE_TO_OPTION, *READ, *NO_EFFECT, *UNSUPPORTED]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
     return f"{name} (did you mean {near[0]}?)" if near else name
 
 
 def log_notes(*, strict: bool = False) -> None:
     """Log the notes. strict: an unknown name is a ConfigError."""
-    for level, line in describe_variables(env.vllm_variables()):
+    for level, line in describe_variables(
+        {**env.vllm_variables(), **env.unknown_quire_variables()}
+    ):
         if strict and line.startswith("unknown"):
             raise ConfigError(line)
         log.log(level, "%s", line)

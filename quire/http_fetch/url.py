@@ -82,12 +82,14 @@ def parse_url(text: str, param: str | None = None) -> HttpUrl:
 def resolve_redirect(address: HttpUrl, location: str, param: str | None = None) -> HttpUrl:
     """Return the target of a redirect. Raises RequestError."""
     if any(char <= " " or char in "\\\x7f" for char in location):  # urljoin would drop some
-        raise RequestError(f"{address} redirects to what is no address", param=param)
+        raise RequestError(f"{address} redirects to something that is not an address", param=param)
     here = f"{address.scheme}://{address.authority}{address.target}"
     try:
         there = urljoin(here, location)
     except ValueError:
-        raise RequestError(f"{address} redirects to what is no address", param=param) from None
+        raise RequestError(
+            f"{address} redirects to something that is not an address", param=param
+        ) from None
     return parse_url(there, param)
 
 

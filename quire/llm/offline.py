@@ -2,12 +2,14 @@
 
 All prompts and parameters are checked before anything runs, so a bad prompt among many leaves the
 engine as it was. quire.llm.request_queue owns outputs that finished before they were collected.
+Calls from several threads run one after another.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +24,7 @@ from quire.errors import RequestError, Unsupported
 from quire.llm import metrics
 from quire.llm.arguments import (
     SamplingParamsArg,
+    check_tools,
     lora_per_prompt,
     params_per_prompt,
     priority_per_prompt,
@@ -35,6 +38,7 @@ from quire.llm.pooling import PoolingMethods
 from quire.llm.progress import UseTqdm, track_adding
 from quire.llm.prompts import normalize_conversations, normalize_prompts
 from quire.llm.request_queue import RequestQueue
+from quire.llm.serialize import one_at_a_time
 from quire.llm.worker import Worker
 from quire.outputs import BeamSearchOutput, RequestOutput
 from quire.text.output.answer_parser import ParserOptions
@@ -77,6 +81,7 @@ class LLM(PoolingMethods):
 
     def _start(self, engine: LLMEngine) -> None:
         self.llm_engine = engine
+        self.call_lock = threading.RLock()
         self._ids = itertools.count()
         self._queue = RequestQueue(engine)
         self._asleep: frozenset[str] = frozenset()
@@ -90,6 +95,7 @@ class LLM(PoolingMethods):
 
     # -- generating ---------------------------------------------------------------------------
 
+    @one_at_a_time
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt] | None = None,
@@ -130,6 +136,7 @@ class LLM(PoolingMethods):
         )
         return self._queue.collect(ids, use_tqdm)
 
+    @one_at_a_time
     def chat(
         self,
         messages: ConversationArg | Sequence[ConversationArg],
@@ -158,6 +165,7 @@ class LLM(PoolingMethods):
         "required" or a function forces calls, with a parser or without one.
         """
         self.check_generates()
+        check_tools(tools)
         given = normalize_conversations(messages)
         parsers = ParserOptions(reasoning_parser, tool_parser)
         variables, goes_on = chat_template_kwargs, continue_final_message
@@ -199,6 +207,7 @@ class LLM(PoolingMethods):
                 reading.parse_output(output, conversation, params)
         return outputs
 
+    @one_at_a_time
     def enqueue(
         self,
         prompts: Prompt | Sequence[Prompt] | None = None,
@@ -224,6 +233,7 @@ class LLM(PoolingMethods):
             runs=False,
         )
 
+    @one_at_a_time
     def enqueue_chat(
         self,
         messages: ConversationArg | Sequence[ConversationArg],
@@ -243,6 +253,7 @@ class LLM(PoolingMethods):
     ) -> list[str]:
         """Queue conversations without running them; return their request ids."""
         self.check_generates()
+        check_tools(tools)
         chats = self._render_conversations(
             normalize_conversations(messages),
             chat_template,
@@ -265,6 +276,7 @@ class LLM(PoolingMethods):
             runs=False,
         )
 
+    @one_at_a_time
     def wait_for_completion(
         self, output_type: type[Any] | None = None, *, use_tqdm: UseTqdm = True
     ) -> list[Any]:
@@ -275,6 +287,7 @@ class LLM(PoolingMethods):
             self._check_awake()
         return self._queue.collect(self._queue.ids, use_tqdm)
 
+    @one_at_a_time
     def beam_search(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -424,6 +437,7 @@ class LLM(PoolingMethods):
         """Return counters and gauges of this moment, under the names of dashboards."""
         return metrics.collect_metrics(self.llm_engine)
 
+    @one_at_a_time
     def __repr__(self) -> str:
         config = self.llm_engine.config
         if config.parallel.engines > 1:
@@ -432,6 +446,7 @@ class LLM(PoolingMethods):
 
     # -- the engine between requests ----------------------------------------------------------
 
+    @one_at_a_time
     def collective_rpc(
         self,
         method: str | Callable[..., T],
@@ -447,10 +462,12 @@ class LLM(PoolingMethods):
             lambda model: Worker(0, model).call(method, args, kwargs or {})
         )
 
+    @one_at_a_time
     def apply_model(self, func: Callable[[Any], T]) -> list[T]:
         """Call a function with the model of every worker."""
         return self.llm_engine.engine.apply_model(func)
 
+    @one_at_a_time
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
@@ -464,10 +481,12 @@ class LLM(PoolingMethods):
         if self.llm_engine.inputs.media is not None:
             self.llm_engine.inputs.media.reset_cache()
 
+    @one_at_a_time
     def reset_encoder_cache(self) -> None:
         """Forget what the encoder made of images, video and audio."""
         self.llm_engine.engine.reset_encoder_cache()
 
+    @one_at_a_time
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
         """Stop generating. 0: pause; 1: also drop and free the KV cache. See wake_up."""
         sleep_mode.check_sleep_args(level, mode)
@@ -483,11 +502,13 @@ class LLM(PoolingMethods):
         if level:
             self.llm_engine.engine.release_kv_memory()
 
+    @one_at_a_time
     def wake_up(self, tags: Sequence[str] | None = None) -> bool:
         """Undo sleep, for some tags (weights, kv_cache, scheduling) or all. True: fully awake."""
         self._asleep = sleep_mode.tags_after_wake_up(self._asleep, tags)
         return not self._asleep
 
+    @one_at_a_time
     def start_profile(
         self,
         profile_prefix: str | None = None,
@@ -508,6 +529,7 @@ class LLM(PoolingMethods):
             raise RequestError("a profile is already being recorded: call stop_profile first")
         self._profile = TorchProfile.start(profile_prefix, profiler_kwargs or {})
 
+    @one_at_a_time
     def stop_profile(self) -> None:
         """Write the trace."""
         if self._profile is None:

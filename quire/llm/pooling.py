@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from quire.llm.engine import LLMEngine
 from quire.llm.media import MediaFeed
 from quire.llm.progress import ProcessedBar, UseTqdm
 from quire.llm.prompts import normalize_prompts
+from quire.llm.serialize import one_at_a_time
 from quire.outputs import (
     ClassificationRequestOutput,
     EmbeddingOutput,
@@ -46,10 +48,12 @@ class PoolingMethods:
 
     llm_engine: LLMEngine
     _ids: itertools.count[int]
+    call_lock: threading.RLock
 
     def _check_awake(self) -> None:
         raise NotImplementedError
 
+    @one_at_a_time
     def embed(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -82,6 +86,7 @@ class PoolingMethods:
             for one in outputs
         ]
 
+    @one_at_a_time
     def encode(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -101,6 +106,7 @@ class PoolingMethods:
             truncate_prompt_tokens, tokenization_kwargs, lora_request, use_tqdm,
         )  # fmt: skip
 
+    @one_at_a_time
     def reward(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -117,6 +123,7 @@ class PoolingMethods:
             truncate_prompt_tokens, tokenization_kwargs, lora_request, use_tqdm,
         )  # fmt: skip
 
+    @one_at_a_time
     def classify(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -134,6 +141,7 @@ class PoolingMethods:
         )  # fmt: skip
         return [ClassificationRequestOutput.from_base(one) for one in outputs]
 
+    @one_at_a_time
     def score(
         self,
         data_1: object,

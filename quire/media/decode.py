@@ -93,7 +93,7 @@ def _to_8_bits(image: Image.Image, where: str) -> Image.Image:
     values = np.asarray(image)
     if values.dtype.kind == "f":
         if not np.isfinite(values).all():
-            raise _invalid(where, "has pixels that are no numbers")
+            raise _invalid(where, "has pixels that are not numbers")
         scaled = np.clip(values * (255.0 if values.max() <= 1 else 1.0), 0, 255)
     elif image.mode == "I" and values.max() < 256:
         scaled = np.clip(values, 0, 255)

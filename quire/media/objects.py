@@ -220,7 +220,7 @@ def _video_info(metadata: Mapping[str, Any], frames: int, where: str) -> VideoIn
         total = int(metadata.get("total_num_frames") or max(indices) + 1)
         duration = float(metadata.get("duration") or total / fps)
     except (TypeError, ValueError, ZeroDivisionError, OverflowError):
-        raise invalid_part(where, "has metadata that are no numbers") from None
+        raise invalid_part(where, "has metadata that are not numbers") from None
     if len(indices) != frames or not 0 < fps < 1e4 or not 0 < duration < 1e8:
         message = "has metadata that do not fit: frames_indices has one entry for each frame"
         raise invalid_part(where, f"{message}, fps and duration are positive")
@@ -235,7 +235,7 @@ def _audio(given: Any, where: str) -> DecodedAudio:
         given, rate = given
     array = to_array(given, where)
     if isinstance(rate, bool) or not isinstance(rate, int | float | np.number):
-        raise invalid_part(where, "has a sampling rate that is no number")
+        raise invalid_part(where, "has a sampling rate that is not a number")
     if array.dtype.kind == "i":
         array = array / np.float32(np.iinfo(array.dtype).max + 1)
     return DecodedAudio(array.astype(np.float32), int(rate))

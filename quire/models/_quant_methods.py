@@ -88,7 +88,10 @@ class _MethodsOfFormats:
     """One method per format."""
 
     def __init__(self, facts: QuantFacts) -> None:
-        self._facts, self._registry = facts, PluginRegistry("quire.quant")
+        self._facts, self._registry = (
+            facts,
+            PluginRegistry("quire.quant", kind="quantization method"),
+        )
         self._made: dict[WeightFormat, Method] = {}
 
     def of(self, module: WeightModule, names: Iterable[str]) -> Method:

@@ -69,7 +69,7 @@ from quire.weights.weight_loader import WeightLoader
 
 log = logging.getLogger(__name__)
 
-MODELS = PluginRegistry("quire.models")
+MODELS = PluginRegistry("quire.models", kind="model type")
 MEDIA_ENCODERS = PluginRegistry("quire.models.multimodal")
 
 

@@ -75,6 +75,8 @@ ROUTES: tuple[ModuleType, ...] = (
     dashboard_stream,
 )
 """Modules with a `router`, and BODIES if they read bodies themselves: path -> its classes."""
+HEAD_MODULES = (health, admin)
+"""Modules whose GET routes answer HEAD too, as monitors and load balancers send it."""
 
 
 def create_app(state: AppState) -> FastAPI:
@@ -98,6 +100,8 @@ def create_app(state: AppState) -> FastAPI:
     app.state.body_budget = body_reader.build_body_budget(state.options.max_body_bytes)
     for module in ROUTES:
         app.router.routes.extend(module.router.routes)
+    for module in HEAD_MODULES:
+        app.router.routes.extend(_head_routes(module))
     errors.install_error_handlers(app, log_stack=state.options.log_error_stack)
     app.openapi = lambda: _build_openapi(app)  # type: ignore[method-assign]
     for route in app.routes:
@@ -161,6 +165,17 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 async def _offline_docs(http: Request) -> Response:
     document = await asyncio.to_thread(http.app.openapi)
     return HTMLResponse(offline_docs.render_docs_page(document))
+
+
+def _head_routes(module: ModuleType) -> list[Route]:
+    """Return a route for HEAD beside each GET route; the HTTP protocol drops the bodies."""
+    found = []
+    for route in module.router.routes:
+        if "GET" in route.methods:
+            head = Route(route.path, route.endpoint, methods=["HEAD"], include_in_schema=False)
+            head.app = route.app
+            found.append(head)
+    return found
 
 
 def _after_building_document(inner: ASGIApp) -> ASGIApp:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import re
 import reprlib
 from typing import Any
 
@@ -109,6 +110,8 @@ TEI_ROUTES = frozenset({"/embed", "/embed_all", "/embed_sparse", "/predict", "/s
 TEI_SCOPE_KEY = "quire.tei"
 """In the scope of a request to another route with a body of TEI's API."""
 _TEI_TYPES = {413: "Validation", 422: "Validation", 429: "Overloaded", 503: "Unhealthy"}
+_TOO_LONG = re.compile(r"List should have at most (\d+) items after validation.*")
+"""What pydantic says about a list; the value itself is shown behind it."""
 _DEFAULT_MESSAGES = ("Not Found", "Method Not Allowed")
 MAX_SHOWN_CHARS = 100
 """Characters of the requested path in a message."""
@@ -213,8 +216,10 @@ def _describe_missing_route(app: FastAPI, http: Request, error: HTTPException) -
         return f"{asked}: only {allowed}"
     known = [str(vars(route)["path"]) for route in app.routes if "path" in vars(route)]
     near = difflib.get_close_matches(path[:MAX_SHOWN_CHARS], known, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ";"
-    return f"no route {asked}{hint} GET /openapi.json lists them"
+    hint = f"; did you mean {near[0]}?" if near else ""
+    if app.openapi_url is None:
+        return f"no route {asked}{hint}"
+    return f"no route {asked}{hint or ';'} GET {app.openapi_url} lists them"
 
 
 def _openai_error_body(message: str, name: str, param: str | None, status: int) -> dict[str, Any]:
@@ -235,7 +240,8 @@ def _explain_validation_error(
     for place, one in found:
         field = str(place[0]) if place else "body"
         given.setdefault(field, one["input"])
-        expected = one["msg"].removeprefix("Input should be ")
+        expected = _TOO_LONG.sub(r"a list of at most \1 items", one["msg"])
+        expected = expected.removeprefix("Input should be ")
         if expected not in allowed.setdefault(field, []):
             allowed[field].append(expected)
     lines = [

@@ -413,7 +413,7 @@ class InputProcessor:
     def _check_chars(self, text: str, how: TokenizationOptions) -> None:
         bound = self._char_bound(text, how.limit)
         if bound is not None and len(text) > bound:
-            problem = f"the prompt has {len(text)} characters, and so many tokens hold {bound}"
+            problem = f"the prompt has {len(text)} characters, of which at most {bound} fit"
             raise context_overflow(how.limit, problem, param="prompt")
 
     def _truncate_text(self, text: str, how: TokenizationOptions) -> str:

@@ -210,7 +210,7 @@ class PromptTokenizer:
         bound = self.require_tokenizer().max_chars(limit) if len(text) > limit else None
         if bound is not None and len(text) > bound:
             if not is_cut:
-                problem = f"the input has {len(text)} characters, and so many tokens hold {bound}"
+                problem = f"the input has {len(text)} characters, of which at most {bound} fit"
                 raise context_overflow(limit, problem, param="prompt", remedy=SHORTER)
             text = text[-bound:] if self.side(options) == "left" else text[:bound]
         return _Parsed(text=text, prefix_tokens=count, salt=salt)
@@ -260,7 +260,7 @@ class PromptTokenizer:
         assert self.media is not None
         bound = self.require_tokenizer().max_chars(self.max_model_len)
         if bound is not None and len(text or "") > bound:
-            problem = f"the input has {len(text or '')} characters, and so many tokens hold {bound}"
+            problem = f"the input has {len(text or '')} characters, of which at most {bound} fit"
             raise context_overflow(self.max_model_len, problem, param="prompt")
         self.check_vocabulary([*{*(ids or ())} - inputs.marks], "prompt_token_ids")
         placed = self.media.place(text, ids, inputs, add_special_tokens=special)

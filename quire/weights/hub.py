@@ -1,4 +1,5 @@
 """Where a model's files are: a local folder, the Hugging Face hub (cache first), or ModelScope.
+"embedded" is the model that ships with quire.
 
 Returns a folder on this disk that holds everything that was requested, or raises an error with what
 to do. No torch.
@@ -17,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+from quire import embedded
 from quire import env as environment
 from quire.config.mistral_format import PARAMS_FILE
 from quire.config.sentence_transformers import MODULES_FILE
@@ -63,6 +65,8 @@ def resolve_model_folder(
     text = os.fspath(name).strip()
     if not text:
         raise ConfigError("the model's name is empty; give a folder or a name like org/model")
+    if text == "embedded":
+        return embedded.path()
     if address := re.match(r"https?://[^/]+/([^/]+/[^/?#]+)", text):
         raise ConfigError(f"{text!r} is an address; give the model's name, {address[1]!r}")
     env = env or environment.read()

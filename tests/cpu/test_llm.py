@@ -3,6 +3,7 @@
 import logging
 import shutil
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -436,3 +437,37 @@ def test_ids_alone_will_do(folder):
         llm.generate("text", GREEDY, use_tqdm=False)
     with pytest.raises(Unsupported):
         llm.get_tokenizer()
+
+
+def test_threads_may_call_one_llm(llm):
+    """As web frameworks do, which answer each visitor in a thread of his own."""
+    prompts = [f"Hello, my name is {name}" for name in "abcdefgh"]
+    want = [ids(llm.generate(one, GREEDY, use_tqdm=False)) for one in prompts]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        found = list(
+            pool.map(
+                lambda one: ids(llm.generate(one, GREEDY, use_tqdm=False)), prompts, timeout=60
+            )
+        )
+    assert found == want
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"sampling_params": {"temperature": 0}}, "sampling_params must be SamplingParams"),
+        ({"sampling_params": "greedy"}, "sampling_params must be SamplingParams"),
+        ({"sampling_params": SamplingParams}, "sampling_params must be SamplingParams"),
+        ({"sampling_params": [5]}, "sampling_params must be SamplingParams"),
+        ({"priority": "7"}, "priority must be an integer, got '7'"),
+        ({"priority": [None]}, "priority must be an integer, got None"),
+    ],
+)
+def test_arguments_of_wrong_types_are_named(llm, arguments, words):
+    with pytest.raises(RequestError, match=words):
+        llm.generate("a", **arguments, use_tqdm=False)
+
+
+def test_tools_of_wrong_types_are_named(llm):
+    with pytest.raises(RequestError, match=r"tools\[0\] must be a dict"):
+        llm.chat([{"role": "user", "content": "a"}], tools=[5])

@@ -179,3 +179,23 @@ def test_installing_twice_is_harmless_and_too_late_is_an_error(monkeypatch):
         isinstance(one, importlib.abc.Loader) and isinstance(one, as_vllm.Finder)
         for one in sys.meta_path
     )
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"), [(["nosuch.py"], "no script 'nosuch.py'"), (["-m"], "name of a module")]
+)
+def test_a_script_that_is_not_there_is_one_line(capsys, argv, words):
+    assert as_vllm.main(argv) == 2
+    assert words in capsys.readouterr().err
+    assert "vllm" not in sys.modules
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_usual_cleanup_of_scripts_can_be_imported():
+    from vllm.distributed.parallel_state import (
+        destroy_distributed_environment,
+        destroy_model_parallel,
+    )
+
+    destroy_model_parallel()
+    destroy_distributed_environment()

@@ -130,6 +130,25 @@ def test_unknown_variables_are_one_warning_that_names_the_nearest(caplog, monkey
         vllm_environment.log_notes(strict=True)
 
 
+def test_own_variables_that_nothing_reads_are_named_too(caplog, monkeypatch):
+    """QUIRE_APIKEY would leave a server without a key."""
+    monkeypatch.setenv("QUIRE_APIKEY", "secret")
+    monkeypatch.setenv("QUIRE_CACHE", "/tmp")
+    for name in ("QUIRE_SERVICE_HOST", "QUIRE_ROUTER_PORT_8000_TCP_ADDR", "QUIRE_PORT"):
+        monkeypatch.setenv(name, "10.0.0.1")  # Kubernetes sets them for services of these names
+    with caplog.at_level(logging.INFO, "quire"):
+        vllm_environment.log_notes()
+    assert [r.getMessage() for r in caplog.records if r.levelname == "WARNING"] == [
+        "unknown environment variables: QUIRE_APIKEY (did you mean QUIRE_API_KEY?)"
+    ]
+
+
+def test_the_list_of_own_variables_is_complete():
+    source = Path(env.__file__).read_text().partition("\nSECRETS = ")[2]
+    read = set(re.findall(r'"(QUIRE_[A-Z_]+)"', source))
+    assert read == env.QUIRE_VARIABLES
+
+
 def test_what_is_missed_is_a_warning_unless_it_is_off():
     assert [
         level for level, _ in vllm_environment.describe_variables({"VLLM_BATCH_INVARIANT": "1"})

@@ -187,7 +187,7 @@ def test_what_cannot_be_loaded_has_a_reason(case, http, tmp_path):
         ("x", "/etc", 400, "BadRequestError", "not in a folder"),
         ("x", f"{case.root}/../..", 400, "BadRequestError", "not in a folder"),
         ("x", str(case.root / "out"), 400, "BadRequestError", "not in a folder"),
-        ("x", str(case.root), 400, "BadRequestError", "it is no LoRA adapter"),
+        ("x", str(case.root), 400, "BadRequestError", "it is not a LoRA adapter"),
         ("x", rank, 400, "BadRequestError", "max_lora_rank"),
         ("x", str(other), 400, "BadRequestError", "qq_proj"),
     ]:

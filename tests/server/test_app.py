@@ -29,6 +29,15 @@ def test_probes_answer(http):
     assert http.get("/version").json() == {"version": quire.__version__}
 
 
+@pytest.mark.parametrize("path", ["/health", "/ping", "/ready", "/version", "/v1/models"])
+def test_monitors_may_ask_for_the_head_alone(http, path):
+    """As `curl -I`, `wget --spider` and many balancers do. The next answer comes in its place."""
+    for _ in range(2):
+        got = http.head(path)
+        assert (got.status_code, got.content) == (200, b"")
+    assert http.get(path).status_code == 200
+
+
 def test_text_becomes_tokens_and_back(http, server):
     got = http.post("/tokenize", json={"prompt": "a汉", "return_token_strs": True}).json()
     assert got["tokens"] == server.tokenizer.encode("a汉")

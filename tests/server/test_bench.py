@@ -143,6 +143,13 @@ def test_a_server_that_never_gets_ready_is_named(capsys):
     assert "is not ready after 0.1 s" in err
 
 
+def test_a_server_that_is_not_there_is_asked_for_by_its_address(capsys):
+    status, _, err = load(capsys, "http://127.0.0.1:9", *SMALL)
+    assert status == 2
+    assert "is the server running?" in err
+    assert "give --model" not in err
+
+
 def test_goodput_counts_requests_that_keep_every_limit():
     fast, slow = RequestResult(0.0, [0.1, 0.2], 1, 2), RequestResult(0.0, [0.1, 0.9], 1, 2)
     found = summarize([fast, slow], 2.0, [50], ["ttft"], {"ttft": 200, "tpot": 300})

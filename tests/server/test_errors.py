@@ -3,10 +3,12 @@
 import json
 import socket
 
+import httpx
 import openai
 import pytest
 
-from tests.server.harness import MAX_LEN
+from quire.server.options import ServerOptions
+from tests.server.harness import MAX_LEN, Server
 
 HELLO = [{"role": "user", "content": "Hi"}]
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
@@ -187,6 +189,20 @@ def test_numbers_that_are_none_are_refused(http, literal):
         assert got.json()["error"]["param"] == field.decode()
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETE, "/v1/responses", "/v1/messages"])
+def test_a_whole_number_may_be_written_with_a_point(http, path):
+    """JSON has one kind of number, and some languages write 2 as 2.0."""
+    count = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    text = {COMPLETE: {"prompt": "a"}, "/v1/responses": {"input": "a"}}
+    body = text.get(path, {"messages": [{"role": "user", "content": "a"}]})
+    got = http.post(path, json={**body, count: 2.0, "top_k": 1.0})
+    assert got.status_code == 200, got.text
+    usage = got.json()["usage"]
+    assert 2 in (usage.get("completion_tokens"), usage.get("output_tokens"))
+    for value in (2.5, 2.0**60):
+        assert http.post(path, json={**body, count: value}).status_code == 400
+
+
 def test_a_body_must_say_that_it_is_json(http):
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
         got = http.post(COMPLETE, content=b'{"prompt": "a"}', headers={"content-type": kind})
@@ -221,6 +237,13 @@ def test_what_is_not_there_is_answered_with_what_is(http):
     assert "/v1/chat/completions?" in near
     assert len(http.get(f"/{'x' * 60_000}").text) < 400
     assert "only POST" in http.get(CHAT).json()["error"]["message"]
+
+
+def test_the_list_of_routes_is_named_only_if_it_is_served(tokenizer):
+    options = ServerOptions(disable_fastapi_docs=True)
+    with Server(tokenizer, options=options).running() as bare:
+        got = httpx.get(f"{bare.url}/openapi.json")
+    assert got.json()["error"]["message"] == "no route GET /openapi.json"
 
 
 def test_the_param_of_a_prompt_of_ids_is_the_word_of_the_route(http):
@@ -261,6 +284,19 @@ def test_an_unknown_field_is_no_error(client):
 def test_a_long_error_does_not_repeat_the_whole_input(http):
     got = http.post(COMPLETE, json={"prompt": "a", "temperature": "x" * 10**6})
     assert len(got.text) < 1000
+
+
+def test_a_list_that_is_too_long_is_refused_in_plain_words(http):
+    got = http.post(COMPLETE, json={"prompt": "a", "stop": ["x"] * 10_001}).json()["error"]
+    assert "a list of at most 10000 items, got a list of 10001" in got["message"]
+    tools = [
+        {"type": "function", "function": {"name": f"f{i}", "parameters": {"type": "object"}}}
+        for i in range(2000)
+    ]
+    body = {"messages": HELLO, "tools": tools, "tool_choice": "required"}
+    got = http.post(CHAT, json=body).json()["error"]
+    assert got["message"] == "the requested structure has more than 10000 parts"
+    assert got["param"] == "tools"
 
 
 def test_a_bad_one_of_several_prompts_runs_none(http, server):

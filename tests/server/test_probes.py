@@ -138,6 +138,14 @@ def test_the_lobby_lives_and_is_not_ready():
             assert (found.status_code, found.headers["retry-after"]) == (503, "5")
 
 
+def test_who_asks_the_lobby_for_the_head_gets_no_body():
+    with lobby() as (_, http), socket.create_connection(http.listener.getsockname(), 10) as raw:
+        raw.sendall(b"HEAD /health HTTP/1.1\r\n\r\n")
+        found = b"".join(iter(lambda: raw.recv(1 << 16), b""))
+    assert found.startswith(b"HTTP/1.1 503")
+    assert found.endswith(b"\r\n\r\n")
+
+
 def test_a_server_that_had_started_has_started_in_the_lobby_too():
     with lobby(started=True) as (_, http):
         assert http.get("/startup").status_code == 200

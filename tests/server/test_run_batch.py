@@ -106,6 +106,17 @@ def test_files_that_cannot_be_opened_are_one_line(capsys, tmp_path):
     assert "--output-file" in capsys.readouterr().err
 
 
+def test_an_output_never_replaces_its_input(capsys, tmp_path):
+    given, link = tmp_path / "i", tmp_path / "link"
+    given.write_text("{}\n")
+    link.symlink_to(given)
+    for out in (given, link):
+        words = ["-i", str(given), "-o", str(out), "--url", "http://127.0.0.1:9"]
+        assert main(["run-batch", *words]) == 2
+        assert "is the input file too" in capsys.readouterr().err
+    assert given.read_text() == "{}\n"
+
+
 def test_files_may_be_addresses(capsys, server, tmp_path):
     written = []
 

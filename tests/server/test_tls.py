@@ -178,7 +178,9 @@ def test_a_handshake_has_the_time_of_a_head(tokenizer, tmp_path, monkeypatch, lo
     [
         ({"ssl_keyfile": "k"}, "ssl_keyfile needs ssl_certfile"),
         ({"ssl_cert_reqs": 2}, "ssl_cert_reqs needs ssl_certfile"),
-        ({"ssl_certfile": "/nowhere/c"}, "cannot use the TLS files"),
+        ({"ssl_certfile": "/nowhere/c"}, "ssl_certfile: cannot read /nowhere/c: No such file"),
+        ({"ssl_certfile": __file__, "ssl_keyfile": "/nowhere/k"}, "ssl_keyfile: cannot read /no"),
+        ({"ssl_certfile": __file__}, "cannot use the TLS files"),
     ],
 )
 def test_tls_files_that_are_of_no_use_are_told_before_anything_is_loaded(given, said):

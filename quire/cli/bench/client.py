@@ -117,7 +117,10 @@ async def find_model(http: Any, base: str, wanted: str | None) -> ServedModel:
     except (aiohttp.ClientError, OSError, LookupError, ValueError) as error:
         if wanted is not None:
             return ServedModel(wanted, None)
-        raise ConfigError(f"{base}/v1/models does not answer: {error}; give --model") from None
+        advice = "give --model"
+        if isinstance(error, aiohttp.ClientConnectionError):
+            advice = "is the server running? --host, --port and --base-url give its address"
+        raise ConfigError(f"{base}/v1/models does not answer: {error}; {advice}") from None
 
 
 async def post_command(http: Any, url: str) -> None:

@@ -11,7 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quire.cli.bench.report import add_json, percentiles, print_table, write_json
-from quire.cli.bench.workload import SampleRequest, add_workload_flags, build_requests
+from quire.cli.bench.workload import (
+    SampleRequest,
+    add_workload_flags,
+    build_requests,
+    check_workload,
+)
 from quire.config.command_line.option_parser import OptionParser, add_options, options_from
 from quire.core.params import BeamSearchParams, SamplingParams
 from quire.errors import ConfigError
@@ -22,12 +27,13 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
-    if args.num_iters < 1 or args.num_iters_warmup < 0:
-        raise ConfigError("--num-iters must be >= 1 and --num-iters-warmup >= 0")
+    if args.batch_size < 1 or args.num_iters < 1 or args.num_iters_warmup < 0:
+        raise ConfigError("--batch-size and --num-iters must be >= 1, and --num-iters-warmup >= 0")
+    args.num_prompts = args.batch_size
+    check_workload(args)
     from quire.llm import LLM
 
     llm = LLM.from_engine_args(options_from(args))
-    args.num_prompts = args.batch_size
     work = build_requests(args, llm.llm_engine.config.model.vocab)
     run = _build_runner(llm, work, args)
     for _ in range(args.num_iters_warmup):

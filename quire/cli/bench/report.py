@@ -31,7 +31,17 @@ def percentiles(values: Sequence[float], wanted: Iterable[float] = PERCENTILES) 
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--output-json", "--json", metavar="FILE", help='"-": standard output')
+    parser.add_argument(
+        "--output-json", "--json", metavar="FILE", type=_output_file, help='"-": standard output'
+    )
+
+
+def _output_file(name: str) -> str:
+    """Refuse a file that cannot be written before anything is measured."""
+    folder = Path(name).parent
+    if not folder.is_dir() or Path(name).is_dir():
+        raise argparse.ArgumentTypeError(f"cannot write {name}: not a file in a folder that exists")
+    return name
 
 
 def write_json(found: Mapping[str, object], to: str | None) -> None:

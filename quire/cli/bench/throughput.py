@@ -12,7 +12,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.cli.bench.report import add_json, print_table, write_json
-from quire.cli.bench.workload import SampleRequest, add_workload_flags, build_requests
+from quire.cli.bench.workload import (
+    SampleRequest,
+    add_workload_flags,
+    build_requests,
+    check_workload,
+)
 from quire.config.command_line.option_parser import OptionParser, add_options, options_from
 from quire.core.params import SamplingParams
 
@@ -22,6 +27,7 @@ WARMUP_DIVISOR = 8
 
 def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
+    check_workload(args)
     from quire.llm import LLM
 
     llm = LLM.from_engine_args(options_from(args))

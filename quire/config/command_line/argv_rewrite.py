@@ -161,6 +161,8 @@ def config_file_to_argv(path: Path, actions: Actions) -> list[str]:
     for name, value in _flatten_sections(given, actions):
         flag = normalize_flag(f"--{name}")
         action = actions.get(flag.partition(".")[0])
+        if flag == "--config":
+            raise ConfigError(f"--config: {path} names another file, which would not be read")
         if action is None:
             raise ConfigError(
                 f"--config: {path} sets {name!r}, which is not an option{_suggest(flag, actions)}"

@@ -39,7 +39,7 @@ from quire.registry import PluginRegistry
 from quire.runner.drafters._passes import PassLimits
 from quire.runner.drafters.base import ModelDrafter
 
-DRAFTERS = PluginRegistry("quire.runner.drafters")
+DRAFTERS = PluginRegistry("quire.runner.drafters", kind="drafter")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from quire import embedded, env
+from quire import env
 from quire.config.facts import (
     ModelFacts,
     count_weights_in_headers,
@@ -184,8 +184,6 @@ def model_folder(
     """Find the folder of a model, of its small files alone, or of a tokenizer."""
     if want == "model" and options.load.load_format == "dummy":
         want = "config"
-    if name == "embedded":
-        return embedded.path()
     return resolve_folder(
         name,
         revision=revision,

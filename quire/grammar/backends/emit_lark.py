@@ -121,7 +121,9 @@ class _LarkWriter:
         if re.fullmatch(r"<\[\d+\]>", name):
             return name
         if name not in self.names.ids:
-            raise RequestError(f"the grammar names {name:.60}, which is no special token here")
+            raise RequestError(
+                f"the grammar names {name:.60}, which is not a special token of this model"
+            )
         return f"<[{self.names.ids[name]}]>"
 
     def pieces(self, pieces: Sequence[str | int]) -> str:

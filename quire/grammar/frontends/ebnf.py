@@ -104,7 +104,7 @@ class EbnfGrammar:
         for name, rule in self.by_name.items():
             for used in _refs(rule):
                 if used not in self.by_name:
-                    raise RequestError(f"the grammar's `{name}` uses `{used}`, which is no rule")
+                    raise RequestError(f"the grammar's `{name}` uses `{used}`, which is not a rule")
         self._check_terminates()
         for name, rule in self.by_name.items():
             self.by_name[name] = _unroll(name, rule)
@@ -341,7 +341,7 @@ class _EbnfParser:
         while self.position < len(self.text):
             found = _TOKEN.match(self.text, self.position)
             if found is None:
-                raise self.error("what is no part of EBNF")
+                raise self.error("something that is not EBNF")
             self.start, self.position = self.position, found.end()
             if found.lastgroup != "skip":
                 self.kind, self.word = found.lastgroup or "", found[0]
@@ -437,7 +437,7 @@ def _unescape(text: str) -> str:
             return _LETTERS.get(found[4], found[4])
         point = int(digits, 16)
         if point > regex_ast.MAX_CODE_POINT or 0xD800 <= point < 0xE000:
-            raise RequestError(f"the grammar has {found[0]}, which is no character")
+            raise RequestError(f"the grammar has {found[0]}, which is not a character")
         return chr(point)
 
     return _ESCAPE.sub(one, text)

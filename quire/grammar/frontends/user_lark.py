@@ -39,7 +39,9 @@ def _rewrite_pieces(text: str, names: SpecialTokenNames, whitespace: str) -> Ite
         name = found["token"]
         if name and not name.startswith("<["):
             if name not in names.ids:
-                raise RequestError(f"the grammar names {name:.60}, which is no special token here")
+                raise RequestError(
+                    f"the grammar names {name:.60}, which is not a special token of this model"
+                )
             yield f"<[{names.ids[name]}]>"
             continue
         yield found[0]

@@ -101,9 +101,9 @@ class _NodeValidator:
         """Raises RequestError."""
         self.num_parts += 1
         if self.num_parts > MAX_PARTS:
-            raise RequestError(f"a form of over {MAX_PARTS} parts")
+            raise RequestError(f"the requested structure has more than {MAX_PARTS} parts")
         if depth > MAX_DEPTH:
-            raise RequestError(f"forms are nested over {MAX_DEPTH} deep")
+            raise RequestError(f"the requested structure is nested deeper than {MAX_DEPTH} levels")
         if isinstance(form, SequenceNode | AlternationNode):
             if isinstance(form, AlternationNode) and not form.parts:
                 raise RequestError("a choice between forms needs one at least")
@@ -227,7 +227,9 @@ def _check_encodable(text: str, what: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise RequestError(f"{what} holds half a surrogate pair, which is no character") from None
+        raise RequestError(
+            f"{what} holds half a surrogate pair, which is not a character"
+        ) from None
 
 
 # -- what holds other forms ---------------------------------------------------------------------

@@ -303,7 +303,7 @@ def _loaded(text: str) -> Value:
     except RecursionError:
         refuse("", f"brackets are nested over {MOST_LEVELS} deep")
     except UnicodeEncodeError:
-        refuse("", "it holds half a surrogate pair, which is no character")
+        refuse("", "it holds half a surrogate pair, which is not a character")
     except ValueError as error:
         refuse("", f"it is no JSON: {error}")
     level: list[Any] = [[value]]

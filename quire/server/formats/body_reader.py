@@ -101,7 +101,9 @@ async def read_json_bytes(http: Request, limit: int) -> bytes:
 async def read_bytes(http: Request, limit: int) -> bytes:
     """The body of any request. Raises RequestError, BodyTooLarge, Overloaded."""
     if http.headers.get("content-encoding", "identity").lower() not in ("identity", ""):
-        raise RequestError("send the body as it is: this server unpacks none (Content-Encoding)")
+        raise RequestError(
+            "send the body without Content-Encoding: this server does not unpack bodies"
+        )
     length = http.headers.get("content-length", "")
     if length.isdecimal() and int(length[:20]) > limit:
         raise _too_large(limit)
@@ -130,7 +132,9 @@ def _check_value_count(body: bytes) -> None:
     if _NON_FINITE.search(bare):
         field = _FIELD.search(body)
         name = None if field is None else field[1].decode("utf-8", "replace")
-        raise RequestError(f"{name or 'the body'}: NaN and Infinity are no numbers", param=name)
+        raise RequestError(
+            f"{name or 'the body'}: NaN and Infinity are not numbers of JSON", param=name
+        )
 
 
 def _without_strings(body: bytes) -> bytes:

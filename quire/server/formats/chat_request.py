@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from quire.errors import RequestError
+from quire.server.formats.request_body import Integer
 from quire.server.formats.sampling_fields import SamplingFields
 from quire.server.generation.generation_request import MAX_PROMPTS, Conversation, GenerationRequest
 
@@ -54,8 +55,8 @@ class ChatCompletionFields(ChatTemplateFields):
     """Fields of a chat completion."""
 
     logprobs: bool | None = None
-    top_logprobs: int | None = None
-    max_completion_tokens: int | None = None
+    top_logprobs: Integer | None = None
+    max_completion_tokens: Integer | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from quire.errors import RequestError
-from quire.server.formats.request_body import TokenIdList
+from quire.server.formats.request_body import Integer, TokenIdList
 from quire.server.formats.sampling_fields import SamplingFields
 from quire.server.generation.generation_request import MAX_PROMPTS, GenerationRequest, RawPrompts
 
@@ -30,7 +30,7 @@ class CompletionRequest(SamplingFields):
         "[tokens, hidden size], one or several. Their choices come before those of `prompt`.",
     )
     echo: bool = False
-    logprobs: int | None = None
+    logprobs: Integer | None = None
     suffix: str | None = Field(
         None, description="Text after the output; for models that fill in the middle."
     )

@@ -18,6 +18,7 @@ from quire.server.formats.pooling_fields import (
     TextList,
     check_count,
 )
+from quire.server.formats.request_body import Integer
 from quire.server.formats.vector_encoding import VectorEncoding
 from quire.server.generation.generation_request import Conversation
 from quire.server.pooling.pooling_request import Conversations, Inputs, PoolingRequest
@@ -31,8 +32,8 @@ CohereType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 class EmbeddingRequest(EncodingFields, InputFields):
     """Texts, token ids or conversations to embed."""
 
-    dimensions: int | None = None
-    output_dimension: int | None = Field(None, description="Voyage's name of dimensions.")
+    dimensions: Integer | None = None
+    output_dimension: Integer | None = Field(None, description="Voyage's name of dimensions.")
     normalize: bool | None = Field(None, description="Older name of use_activation.")
     normalized: bool | None = Field(None, description="Jina's name of use_activation.")
     prompt_name: str | None = Field(
@@ -99,9 +100,9 @@ class CohereEmbedRequest(PoolingFields):
     inputs: ItemList | None = None
     input_type: str | None = None
     embedding_types: Annotated[list[CohereType], Field(max_length=8)] | None = None
-    output_dimension: int | None = None
+    output_dimension: Integer | None = None
     truncate: Literal["NONE", "START", "END"] | None = None
-    max_tokens: int | None = None
+    max_tokens: Integer | None = None
 
     def encodings(self) -> list[VectorEncoding]:
         """The forms of vectors in the answer. Raises Unsupported."""

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from quire.errors import RequestError, Unsupported
 from quire.server.formats.ignored_fields import IgnoredField
-from quire.server.formats.request_body import StringList
+from quire.server.formats.request_body import Integer, StringList
 from quire.server.formats.speculation_fields import SpeculationFields
 from quire.server.formats.structured_output import StructuredOutputFields
 from quire.server.generation.generation_request import (
@@ -74,7 +74,7 @@ class AnthropicThinking(_MessagesObject):
     """Whether to think before the answer."""
 
     type: str
-    budget_tokens: int | None = None
+    budget_tokens: Integer | None = None
     display: str | None = None
 
 
@@ -179,15 +179,15 @@ class AnthropicMessagesRequest(AnthropicCountTokensRequest, SpeculationFields):
     client cannot ask for thinking without naming one, and max_tokens bounds it all.
     """
 
-    max_tokens: int
+    max_tokens: Integer
     stop_sequences: StringList | None = None
     stream: bool | None = None
     temperature: float | None = None
-    top_k: int | None = None
+    top_k: Integer | None = None
     top_p: float | None = None
     cache_salt: str | None = None
     vllm_xargs: dict[str, Any] | None = None
-    priority: int | None = None
+    priority: Integer | None = None
     request_id: str | None = None
     x_timing: bool | None = Field(None, description="Say where the time went.")
 
@@ -253,7 +253,7 @@ def _convert_tool(given: Mapping[str, Any], i: int) -> dict[str, Any]:
     """A tool as chat templates know it."""
     kind, name = given.get("type") or "custom", given.get("name")
     if kind != "custom":
-        message = f"tools[{i}]: {kind!r:.40} would run in this server; only the client's own do"
+        message = f"tools[{i}]: {kind!r:.40} is not served: only tools that the client runs are"
         raise Unsupported(message, param="tools")
     if not isinstance(name, str) or not name:
         raise RequestError(f"tools[{i}].name must be the name of a tool", param="tools")

@@ -10,7 +10,7 @@ from pydantic import Field
 from quire.core.pooling_params import PoolingParams
 from quire.errors import RequestError, TooLong
 from quire.server.formats.chat_request import ChatMessageList
-from quire.server.formats.request_body import RequestBody, TokenIdList
+from quire.server.formats.request_body import Integer, RequestBody, TokenIdList
 from quire.server.formats.vector_encoding import EncodingFormat, VectorEncoding
 from quire.server.generation.generation_request import Conversation, GenerationRequest
 from quire.server.pooling.pooling_request import (
@@ -35,10 +35,10 @@ class PoolingFields(RequestBody):
     """Fields of one request for the engine."""
 
     model: str | None = None
-    truncate_prompt_tokens: int | None = None
+    truncate_prompt_tokens: Integer | None = None
     truncation_side: TruncationSide | None = None
     padding: Literal["do_not_pad"] | None = Field(None, description="Texts are never padded.")
-    priority: int | None = None
+    priority: Integer | None = None
     cache_salt: str | None = None
     request_id: str | None = None
     x_timing: bool | None = Field(None, description="Show where the time went.")

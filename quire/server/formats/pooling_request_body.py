@@ -8,7 +8,7 @@ from quire.config.engine_config import PoolingTask
 from quire.core.pooling_params import PoolingParams
 from quire.errors import RequestError, Unsupported
 from quire.server.formats.pooling_fields import EncodingFields, InputFields
-from quire.server.formats.request_body import TokenIdList
+from quire.server.formats.request_body import Integer, TokenIdList
 from quire.server.pooling.pooling_request import PoolingRequest
 
 
@@ -17,11 +17,11 @@ class PoolingBody(EncodingFields, InputFields):
 
     task: str | None = Field(None, description="embed, classify, token_embed, token_classify.")
     data: object = Field(None, description="Refused: it is for plug-ins of other servers.")
-    dimensions: int | None = Field(None, description="Refused: /v1/embeddings has it.")
+    dimensions: Integer | None = Field(None, description="Refused: /v1/embeddings has it.")
     normalize: bool | None = Field(None, description="Older name of use_activation.")
     softmax: bool | None = Field(None, description="Older name of use_activation.")
     activation: bool | None = Field(None, description="Older name of use_activation.")
-    step_tag_id: int | None = None
+    step_tag_id: Integer | None = None
     returned_token_ids: TokenIdList | None = None
     prompt_name: str | None = None
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from quire.core.params import MAX_BIASED_TOKENS, MAX_STOP_IDS
 from quire.core.params import UNIMPLEMENTED_FIELDS as LATER_PARAMS
@@ -25,7 +25,18 @@ MAX_ALLOWED_TOKEN_IDS = 1 << 19
 MAX_STRINGS_PER_LIST = 10_000
 """Of one list: limits of single fields are lower, and are checked where the field is used."""
 MAX_UNKNOWN_FIELDS = 1000
+MAX_EXACT_FLOAT = 2**53
+"""Up to here a float holds every integer exactly."""
 
+
+def _read_whole_number(value: object) -> object:
+    if isinstance(value, float) and value.is_integer() and abs(value) <= MAX_EXACT_FLOAT:
+        return int(value)
+    return value
+
+
+Integer = Annotated[int, BeforeValidator(_read_whole_number)]
+"""An integer, also written 5.0: JSON has one kind of number, and many languages write it so."""
 TokenIdList = Annotated[list[int], Field(fail_fast=True, max_length=MAX_TOKEN_IDS)]
 StringList = Annotated[list[str], Field(fail_fast=True, max_length=MAX_STRINGS_PER_LIST)]
 AllowedTokenIds = Annotated[list[int], Field(fail_fast=True, max_length=MAX_ALLOWED_TOKEN_IDS)]

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from quire.errors import RequestError, Unsupported
 from quire.server.formats.ignored_fields import IgnoredField
-from quire.server.formats.request_body import LogitBias, StopTokenIds, StringList
+from quire.server.formats.request_body import Integer, LogitBias, StopTokenIds, StringList
 from quire.server.formats.speculation_fields import SpeculationFields
 from quire.server.generation.generation_request import (
     ChatMessageDict,
@@ -44,7 +44,7 @@ CLIENT_FIELD_NAMES = {
 }
 
 _UNSUPPORTED_FIELDS = {
-    "prompt": "prompt templates are kept by OpenAI alone; send instructions and input",
+    "prompt": "prompts by id exist only on OpenAI's servers; send instructions and input",
     "conversation": "conversations are not kept here; send previous_response_id or all items",
     "moderation": "this server does not moderate",
     "context_management": "this server does not shorten conversations; see truncation",
@@ -86,8 +86,10 @@ class ResponsesRequest(SpeculationFields):
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     previous_response_id: str | None = None
-    max_output_tokens: int | None = None
-    max_tool_calls: int | None = Field(None, description="Of built-in tools; there are none here.")
+    max_output_tokens: Integer | None = None
+    max_tool_calls: Integer | None = Field(
+        None, description="Of built-in tools; there are none here."
+    )
     metadata: dict[str, str] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
@@ -96,7 +98,7 @@ class ResponsesRequest(SpeculationFields):
     include: StringList | None = None
     include_reasoning: bool | None = None
     text: ResponsesTextConfig | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Integer | None = None
     truncation: str | None = Field(
         None, description="auto: a prompt that is too long loses its beginning. Else: disabled."
     )
@@ -109,12 +111,12 @@ class ResponsesRequest(SpeculationFields):
     prompt_cache_key: str | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Integer | None = None
     min_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    seed: int | None = None
+    seed: Integer | None = None
     stop: str | StringList | None = None
     stop_token_ids: StopTokenIds | None = None
     ignore_eos: bool | None = None
@@ -125,7 +127,7 @@ class ResponsesRequest(SpeculationFields):
     vllm_xargs: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     cache_salt: str | None = None
-    priority: int | None = None
+    priority: Integer | None = None
     request_id: str | None = None
     x_timing: bool | None = Field(None, description="Show where the time went.")
 

@@ -11,6 +11,7 @@ from quire.server.formats.ignored_fields import IgnoredField, find_ignored
 from quire.server.formats.request_body import (
     HARMLESS_FIELDS,
     AllowedTokenIds,
+    Integer,
     LogitBias,
     StopTokenIds,
     StringList,
@@ -35,8 +36,8 @@ class SamplingFields(SpeculationFields):
     """Fields of sampling and of its output, the same on every route."""
 
     model: str | None = None
-    n: int | None = None
-    best_of: int | None = None
+    n: Integer | None = None
+    best_of: Integer | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     presence_penalty: float | None = None
@@ -44,29 +45,29 @@ class SamplingFields(SpeculationFields):
     repetition_penalty: float | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Integer | None = None
     min_p: float | None = None
-    seed: int | None = None
+    seed: Integer | None = None
     stop: str | StringList | None = None
     stop_token_ids: StopTokenIds | None = None
     ignore_eos: bool | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    prompt_logprobs: int | None = None
+    max_tokens: Integer | None = None
+    min_tokens: Integer | None = None
+    prompt_logprobs: Integer | None = None
     detokenize: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
-    stream_interval: int | None = None
+    stream_interval: Integer | None = None
     logit_bias: LogitBias | None = None
     allowed_token_ids: AllowedTokenIds | None = None
     bad_words: StringList | None = None
     extra_args: dict[str, Any] | None = None
     vllm_xargs: dict[str, Any] | None = Field(None, description="Another name of extra_args.")
     skip_reading_prefix_cache: bool | None = None
-    truncate_prompt_tokens: int | None = None
+    truncate_prompt_tokens: Integer | None = None
     truncation_side: str | None = None
-    priority: int | None = None
+    priority: Integer | None = None
     cache_salt: str | None = None
     request_id: str | None = None
     add_special_tokens: bool | None = None
@@ -75,7 +76,7 @@ class SamplingFields(SpeculationFields):
     return_prompt_text: bool | None = None
     logprob_token_ids: StopTokenIds | None = None
     use_beam_search: bool | None = None
-    thinking_token_budget: int | None = None
+    thinking_token_budget: Integer | None = None
     length_penalty: float | None = None
     x_timing: bool | None = Field(None, description="Show where the time went.")
 

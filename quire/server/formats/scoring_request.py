@@ -9,7 +9,7 @@ from pydantic import Field
 from quire.core.pooling_params import PoolingParams
 from quire.errors import RequestError
 from quire.server.formats.pooling_fields import ItemDict, PoolingFields, check_count
-from quire.server.formats.request_body import StringList
+from quire.server.formats.request_body import Integer, StringList
 from quire.server.pooling.pooling_request import MAX_DOCUMENTS, Pairs, PoolingRequest
 from quire.text.marked_media import MarkedTexts
 from quire.text.score_pairs import read_texts
@@ -26,8 +26,8 @@ class ScoringFields(PoolingFields):
 
     use_activation: bool | None = None
     activation: bool | None = Field(None, description="Older name of use_activation.")
-    max_tokens_per_query: int | None = None
-    max_tokens_per_doc: int | None = None
+    max_tokens_per_query: Integer | None = None
+    max_tokens_per_doc: Integer | None = None
     instruction: str | None = Field(None, description="What makes a document relevant.")
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -109,8 +109,8 @@ class RerankRequest(ScoringFields):
     query: ScoreItem
     documents: ScoreItems | None = None
     texts: ScoreItems | None = Field(None, description="TEI's name of documents.")
-    top_n: int | None = Field(None, description="Results in the answer; 0 or None: all.")
-    top_k: int | None = Field(None, description="Voyage's name of top_n.")
+    top_n: Integer | None = Field(None, description="Results in the answer; 0 or None: all.")
+    top_k: Integer | None = Field(None, description="Voyage's name of top_n.")
     return_documents: bool | None = Field(None, description="False: only indices and scores.")
     return_text: bool | None = Field(None, description="TEI's name of return_documents.")
     raw_scores: bool | None = Field(None, description="TEI's: scores without activation.")
@@ -118,7 +118,7 @@ class RerankRequest(ScoringFields):
     truncate: bool | None = Field(None, description="TEI's: cut what is too long.")
     truncation: bool | None = Field(None, description="False: refuse what is too long.")
     truncation_direction: str | None = Field(None, description="TEI's name of truncation_side.")
-    max_chunks_per_doc: int | None = Field(None, description="No effect: documents are cut.")
+    max_chunks_per_doc: Integer | None = Field(None, description="No effect: documents are cut.")
 
     @property
     def is_tei(self) -> bool:

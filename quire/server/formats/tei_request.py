@@ -13,7 +13,7 @@ from quire.server.formats.pooling_fields import (
     check_count,
     prompts_of,
 )
-from quire.server.formats.request_body import RequestBody, TokenIdList
+from quire.server.formats.request_body import Integer, RequestBody, TokenIdList
 from quire.server.formats.scoring_request import side_of
 from quire.server.pooling.pooling_request import Inputs, Pairs, PoolingRequest
 
@@ -44,7 +44,7 @@ class TEIEmbedRequest(TEIFields):
 
     inputs: str | TextList | TokenIdList | TokenIdLists
     normalize: bool | None = None
-    dimensions: int | None = None
+    dimensions: Integer | None = None
 
     def pooling_request(self) -> PoolingRequest:
         params = PoolingParams(

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from quire.errors import RequestError, Unsupported
 from quire.server.formats.ignored_fields import IgnoredField, find_ignored
 from quire.server.formats.multipart import FormPart
-from quire.server.formats.request_body import HARMLESS_FIELDS, MAX_UNKNOWN_FIELDS
+from quire.server.formats.request_body import HARMLESS_FIELDS, MAX_UNKNOWN_FIELDS, Integer
 from quire.server.generation.generation_request import BeamSearchOptions
 
 ResponseFormat = Literal["json", "text", "verbose_json", "srt", "vtt"]
@@ -45,15 +45,15 @@ class TranscriptionForm(BaseModel):
         "higher temperatures.",
     )
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Integer | None = None
     min_p: float | None = None
-    seed: int | None = None
+    seed: Integer | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     repetition_penalty: float | None = None
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Integer | None = None
     use_beam_search: bool = False
-    n: int | None = None
+    n: Integer | None = None
     length_penalty: float | None = None
 
     @classmethod

@@ -70,7 +70,7 @@ def require_speech(state: AppState) -> tuple[SpeechFormat, SpeechTokens]:
     speech = state.inputs.speech
     if speech is None or speech.tokens is None:
         names = ", ".join(state.served_model_names)
-        raise Unsupported(f"{names} is no model that transcribes recordings", param="model")
+        raise Unsupported(f"{names} is not a model that transcribes recordings", param="model")
     return speech, speech.tokens
 
 

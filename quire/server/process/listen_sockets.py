@@ -102,6 +102,12 @@ def check_tls(options: ServerOptions) -> None:
             name = (given or ["ssl_cert_reqs"])[0]
             raise ConfigError(f"{name} needs ssl_certfile: without it the server speaks HTTP")
         return
+    for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
+        try:
+            if (path := getattr(options, name)) is not None:
+                Path(path).open("rb").close()
+        except OSError as error:
+            raise ConfigError(f"{name}: cannot read {path}: {error.strerror}") from None
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         load_tls(context, options)

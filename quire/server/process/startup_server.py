@@ -123,7 +123,8 @@ class StartupServer:
         seconds = round(time.monotonic() - self._opened_at, 1)
         message = f"the server starts: {STARTUP_PHASES[self.phase]}, after {seconds:.1f} s"
         found = encode_problem(Unhealthy("starting", message), phase=self.phase, seconds=seconds)
-        return _encode_answer("503 Service Unavailable", found, f"Retry-After: {RETRY_AFTER_S}")
+        answer = _encode_answer("503 Service Unavailable", found, f"Retry-After: {RETRY_AFTER_S}")
+        return answer.removesuffix(found) if words[0] == b"HEAD" else answer
 
 
 def _encode_answer(status: str, content: bytes, *headers: str) -> bytes:

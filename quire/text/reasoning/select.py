@@ -11,7 +11,9 @@ from quire.text.reasoning.base import ReasoningFormat
 
 NOT_BUILT = frozenset({"hf", "beam"})
 """Names that read a `response_template` in tokenizer_config.json, in other engines."""
-REASONING_FORMATS = PluginRegistry("quire.text.reasoning", "quire.reasoning_parsers")
+REASONING_FORMATS = PluginRegistry(
+    "quire.text.reasoning", "quire.reasoning_parsers", "reasoning parser"
+)
 GENERIC_FORMAT = "qwen3"
 """Has no marks of its own: chosen where no other format matches."""
 

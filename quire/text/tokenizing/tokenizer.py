@@ -421,7 +421,7 @@ def _refuse_surrogates(text: str) -> None:
     except UnicodeEncodeError as e:
         raise RequestError(
             f"the text holds half a surrogate pair (U+{ord(text[e.start]):04X} at character "
-            f"{e.start}), which is no character; send valid Unicode",
+            f"{e.start}), which is not a character; send valid Unicode",
             param="prompt",
         ) from None
 

@@ -107,7 +107,7 @@ def _id(value: object, where: Path) -> int:
     except ValueError:
         number = -1
     if not 0 <= number < ID_END:
-        raise ConfigError(f"{where}: {value!r:.80} is no id of a token")
+        raise ConfigError(f"{where}: {value!r:.80} is not a token id")
     return number
 
 

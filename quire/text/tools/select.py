@@ -24,7 +24,7 @@ from quire.text.tools.parser import ToolParser, new_hex_id
 AUTO = "auto"
 NOT_BUILT = frozenset({"hf", "beam"})
 """Names that read a `response_template` in tokenizer_config.json, in other engines."""
-TOOL_FORMATS = PluginRegistry("quire.text.tools", group="quire.tool_parsers")
+TOOL_FORMATS = PluginRegistry("quire.text.tools", "quire.tool_parsers", "tool parser")
 
 
 class MakeToolParser(Protocol):

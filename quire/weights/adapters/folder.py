@@ -187,7 +187,7 @@ def _download(
         if subfolder and not any(one.startswith(f"{subfolder}/") for one in sizes):
             raise UnknownAdapter(f"{name!r} has no folder {subfolder!r}")
         if file is None or config not in sizes:
-            raise ConfigError(f"{name!r} has no {config if file else files[0]}: it is no LoRA "
+            raise ConfigError(f"{name!r} has no {config if file else files[0]}: it is not a LoRA "
                               "adapter")  # fmt: skip
         if sizes[file] > max_bytes:
             raise ConfigError(

@@ -147,7 +147,7 @@ def read_lora_config(folder: Path) -> LoraConfig:
     """Read a folder's adapter_config.json. Raises ConfigError."""
     path = folder / CONFIG_FILE
     if not path.exists():
-        raise ConfigError(f"{folder} has no {CONFIG_FILE}: it is no LoRA adapter")
+        raise ConfigError(f"{folder} has no {CONFIG_FILE}: it is not a LoRA adapter")
     require_regular(path)
     return parse_lora_config(read_json_object(path, MAX_BYTES))
 

@@ -66,6 +66,26 @@ def test_a_workload_that_cannot_be_is_refused(argv):
         workload(*argv)
 
 
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["throughput", "--num-prompts", "0"], "--num-prompts must be >= 1"),
+        (["latency", "--batch-size", "0"], "--batch-size"),
+        (["latency", "--input-len", "0"], "--input-len must be >= 1"),
+    ],
+)
+def test_a_workload_is_checked_before_the_model_is_loaded(capsys, argv, words):
+    assert main(["bench", *argv, "--model", "/no/such/model"]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["latency", "throughput", "startup", "serve"])
+def test_a_file_of_results_is_checked_before_anything_is_measured(capsys, kind):
+    with pytest.raises(SystemExit):
+        main(["bench", kind, "--model", "/no/such/model", "--output-json", "/no/such/folder/x"])
+    assert "cannot write /no/such/folder/x" in capsys.readouterr().err
+
+
 def test_percentiles_lie_between_neighbours():
     assert percentile([3, 1, 2], 50) == 2
     assert percentile([0, 10], 25) == 2.5

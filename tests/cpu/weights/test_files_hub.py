@@ -361,3 +361,9 @@ def test_gguf_files_of_modelscope_need_its_package(monkeypatch, online):
     monkeypatch.setitem(sys.modules, "modelscope", None)
     with pytest.raises(ConfigError, match="pip install modelscope"):
         resolve_model_folder("org/model:Q4_K_M", env=SCOPE)
+
+
+def test_the_model_that_ships_with_quire_has_a_name_everywhere(tmp_path, monkeypatch):
+    """As `quire quantize embedded OUT` and the tokenizer of a benchmark ask for it."""
+    monkeypatch.chdir(tmp_path)
+    assert (resolve_model_folder("embedded") / "model.safetensors").is_file()

@@ -221,6 +221,16 @@ def test_keys_may_come_from_the_environment(monkeypatch):
     assert changed("m --api-key ''") == {"model": "m"}
 
 
+def test_an_empty_key_is_reported(monkeypatch, caplog):
+    """As --api-key "$KEY" gives it where KEY is not set: the server would be open without a word."""
+    monkeypatch.delenv("QUIRE_API_KEY", raising=False)
+    assert changed("m") == {"model": "m"}
+    assert changed("m --api-key k ''")["api_key"] == ("k",)
+    assert not caplog.records
+    assert changed("m --api-key ''") == {"model": "m"}
+    assert "--api-key is empty" in caplog.text
+
+
 def test_options_of_the_server_may_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "7")
     assert changed("m") == {"model": "m", "keep_alive_timeout": 7}
@@ -238,6 +248,13 @@ def test_a_list_at_the_end_of_a_file_does_not_swallow_the_model(tmp_path):
         "served_model_name": ("x", "y"),
         "model": "m",
     }
+
+
+def test_a_file_cannot_name_another(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("config: other.yaml\n")
+    with pytest.raises(ConfigError, match="names another file"):
+        parse(["m", "--config", str(path)])
 
 
 def test_sections_of_a_file_may_be_nested(tmp_path):

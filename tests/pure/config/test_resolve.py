@@ -51,6 +51,12 @@ def run(hf=TINY, device=None, server=False, generation=None, **options):
     return resolve(Options.from_flat(options), model, device or cpu(), server=server)
 
 
+@pytest.mark.parametrize("given", ["", [], [""]])
+def test_an_empty_served_name_is_none(given):
+    """As scripts pass it whose variable is not set: --served-model-name "$NAME"."""
+    assert run(served_model_name=given).config.model.served_names == ("embedded",)
+
+
 def test_no_value_is_left_open():
     config = run().config
     assert config.cache.block_size == 16

@@ -176,3 +176,8 @@ def test_entry_points_are_read_once(monkeypatch):
     finally:
         registry._read_entry_points.cache_clear()
     assert read == [1]
+
+
+def test_an_unknown_parser_is_called_what_users_call_it():
+    with pytest.raises(ConfigError, match="there is no tool parser 'nonesuch'; known: "):
+        TOOL_FORMATS.load("nonesuch")

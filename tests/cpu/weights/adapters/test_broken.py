@@ -333,7 +333,7 @@ def break_file(name, content):
 
 CONFIG_NAME, FILE = "adapter_config.json", "adapter_model.safetensors"
 FILES = {
-    "no config": (break_file(CONFIG_NAME, None), "has no adapter_config.json: it is no LoRA"),
+    "no config": (break_file(CONFIG_NAME, None), "has no adapter_config.json: it is not a LoRA"),
     "a broken config": (break_file(CONFIG_NAME, b"{"), "is not valid JSON"),
     "a list": (break_file(CONFIG_NAME, b"[]"), "must hold a JSON object"),
     "a deep config": (break_file(CONFIG_NAME, b"[" * 10**6), "nested too deep"),

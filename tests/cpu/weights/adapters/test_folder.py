@@ -141,7 +141,7 @@ def test_only_what_is_read_is_downloaded(tmp_path, hub):
     with pytest.raises(ConfigError, match="has 1000 bytes; adapters may have 999"):
         resolve_adapter_folder("org/one", download_dir=tmp_path, max_bytes=999)
     hub.files = {CONFIG: 10}
-    with pytest.raises(ConfigError, match="it is no LoRA adapter"):
+    with pytest.raises(ConfigError, match="it is not a LoRA adapter"):
         resolve_adapter_folder("org/one", download_dir=tmp_path)
 
 
