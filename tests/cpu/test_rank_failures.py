@@ -146,7 +146,7 @@ def test_collectives_are_aborted_once_and_awaited_when_an_engine_ends(folder, fa
         aborts[-1].start()
         return aborts
 
-    monkeypatch.setattr(ProcessGroupCollectives, "abort_in_threads", abort)
+    monkeypatch.setattr(ProcessGroupCollectives, "close_in_thread", abort)
     executor = start(folder).llm_engine.engine.executor
     assert not aborts
     executor.shutdown()
