@@ -8,11 +8,16 @@ import sys
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from quire import LLM, SamplingParams
-from quire.env import child_environment
+from quire import LLM, SamplingParams, env
+from quire.distributed.collectives import ProcessGroupCollectives, connect
+from quire.distributed.mesh import Mesh
+from quire.engine.startup.rank_process import rendezvous_path
 from quire.executors import rank_group, rank_monitor
 from tests import fork_server, tiers
 from tests.cpu.tiny_models import write_model
@@ -115,6 +120,60 @@ def test_an_engine_that_is_dropped_ends(folder, faults):
     assert runner() is None
 
 
+class Connection:
+    """Of a group: an abort that ends only when the group before it has ended."""
+
+    def __init__(self, name, order):
+        self.name, self.order = name, order
+
+    def abort(self):
+        time.sleep(0.02)
+        self.order.append((self.name, threading.current_thread()))
+
+
+def test_connections_are_given_back_one_after_the_other_in_a_thread():
+    order = []
+    comm = ProcessGroupCollectives(Connection("tp", order), stages=Connection("pp", order))
+    comm.share_experts(Connection("dp", order), Connection("ep", order))
+    threads = comm.close_in_thread()
+    assert threads == comm.close_in_thread() == comm.abort_in_threads()
+    rank_group.end_collectives(comm, failed=False)
+    assert order == [(name, threads[0]) for name in ("tp", "pp", "dp", "ep")]
+
+
+def test_a_connection_that_does_not_end_is_left_to_its_thread(monkeypatch, caplog):
+    monkeypatch.setattr(rank_group, "ABORT_S", 0.1)
+    go_on = threading.Event()
+    comm = ProcessGroupCollectives(SimpleNamespace(abort=go_on.wait))
+    rank_group.end_collectives(comm, failed=True)
+    assert "the collectives of a rank did not end in 0 s" in caplog.text
+    go_on.set()
+
+
+def test_threads_of_torch_look_for_no_file_of_a_group():
+    """The file in which ranks met is gone; one that looks for it waits for the store's limit."""
+    for name in ("TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"):
+        assert env.rank_environment(1)[name] == "0"
+    stores = []
+    make = torch.distributed.FileStore
+
+    def store(*args):
+        stores.append(make(*args))
+        return stores[-1]
+
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(2) as pool:
+        patch.setattr(torch.distributed, "FileStore", store)
+        file = os.memfd_create("quire-test")
+        with rendezvous_path(file) as path:
+            for one in [pool.submit(connect, Mesh(2, rank=rank), path) for rank in range(2)]:
+                one.result().close_in_thread()
+        os.close(file)
+    began = time.monotonic()
+    with pytest.raises(torch.distributed.DistStoreError):
+        stores[0].check(["any"])
+    assert time.monotonic() - began < 5
+
+
 BEGIN = f"""
 import os, signal, sys, threading
 from quire import LLM, SamplingParams
@@ -167,7 +226,7 @@ def test_a_program_ends(folder, name):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=child_environment(OMP_NUM_THREADS="1"),
+        env=env.child_environment(OMP_NUM_THREADS="1"),
     )
     try:
         out, errors = program.communicate(timeout=30)
