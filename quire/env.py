@@ -132,8 +132,14 @@ COLLECTIVE_VARIABLES = {
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     "NVSHMEM_DISABLE_NVLS": "1",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
 }
-"""Variables of each rank: NVLink multicast stays off."""
+"""Variables of each rank: NVLink multicast stays off, and threads of torch do not look for signals
+in the file in which ranks met: it is gone, and a group is destroyed only when they have looked."""
+WATCHED_RANK_VARIABLES = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+"""Variables of each rank that an engine watches: torch does not end the program of an engine whose
+rank was lost."""
 NETWORK_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 """Variables that name the network interface of collectives."""
 
@@ -146,7 +152,9 @@ def rank_environment(threads: int, interface: str | None = None) -> dict[str, st
     networks = {} if interface is None else dict.fromkeys(NETWORK_VARIABLES, interface)
     found = {
         **networks,
-        **child_environment(OMP_NUM_THREADS=str(threads), **COLLECTIVE_VARIABLES),
+        **child_environment(
+            OMP_NUM_THREADS=str(threads), **COLLECTIVE_VARIABLES, **WATCHED_RANK_VARIABLES
+        ),
     }
     found.pop("QUIRE_CLUSTER_SECRET", None)
     return found
@@ -158,12 +166,14 @@ def replace_environment(variables: Mapping[str, str]) -> None:
     os.environ.update(variables)
 
 
-def set_collective_variables(interface: str | None = None) -> None:
+def set_collective_variables(interface: str | None = None, *, watched: bool) -> None:
     """Set the variables of ranks in this process, before torch.distributed reads them.
 
-    interface: as for rank_environment().
+    interface: as for rank_environment(). watched: by an engine, which finds lost ranks.
     """
     os.environ.update(COLLECTIVE_VARIABLES)
+    if watched:
+        os.environ.update(WATCHED_RANK_VARIABLES)
     if interface is not None:
         for name in NETWORK_VARIABLES:
             os.environ.setdefault(name, interface)

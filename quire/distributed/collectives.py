@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -119,6 +119,7 @@ class ProcessGroupCollectives:
         of the last one's name. They show where a rank hangs. None: words of this process.
         """
         self._group, self._peers, self._stages = group, peers, stages
+        self._ending: list[threading.Thread] = []
         self.sums_through = "NCCL" if peers is None else "the GPUs' memory"
         self._counter = memoryview(bytearray(16)).cast("q") if counter is None else counter
 
@@ -180,23 +181,44 @@ class ProcessGroupCollectives:
         """End collectives that wait for a rank that is gone; no other may follow.
 
         Kernels over shared memory read a word of the host. NCCL ends its own when it is called in
-        another thread, and may not return itself. Returns: those threads.
+        another thread, and may not return itself. Each group has a thread: one may only return
+        when the kernels of all have ended. Returns: those threads.
         """
-        if self._peers is not None:
-            self._peers.abort.fill_(1)
-        groups = [self._group, self._stages]
+        if not self._ending:
+            if self._peers is not None:
+                self._peers.abort.fill_(1)
+            self._ending = _start_threads([one.abort for one in self._ends()])
+        return self._ending
+
+    def close_in_thread(self) -> list[threading.Thread]:
+        """Give the connections back, one after the other in a thread, which it returns.
+
+        Every rank must have ended, or wait in no collective, and the graphs with collectives must
+        be gone: NCCL waits for them, and so may not return. A group that waits is never destroyed.
+        """
+
+        def close() -> None:
+            for one in self._ends():
+                one.abort()
+
+        self._ending = self._ending or _start_threads([close])
+        return self._ending
+
+    def _ends(self) -> list[Any]:
+        """What has an abort(), in the order in which it was made."""
+        ends = [self._group, self._stages, self.tokens]
         if self.dp_exchange is not None:
-            groups += self.dp_exchange.groups
+            ends += self.dp_exchange.groups
         if self.context_exchange is not None:
-            groups.append(self.context_exchange.group)
-        threads = [
-            threading.Thread(target=one.abort, name="quire-abort", daemon=True)
-            for one in (*groups, self.tokens)
-            if one is not None
-        ]
-        for thread in threads:
-            thread.start()
-        return threads
+            ends.append(self.context_exchange.group)
+        return [one for one in ends if one is not None]
+
+
+def _start_threads(targets: Sequence[Callable[[], object]]) -> list[threading.Thread]:
+    threads = [threading.Thread(target=one, name="quire-abort", daemon=True) for one in targets]
+    for thread in threads:
+        thread.start()
+    return threads
 
 
 def connect(
@@ -231,6 +253,7 @@ def connect(
     import torch.distributed as dist
 
     device, timeout = torch.device(device), timedelta(seconds=timeout_s)
+    in_file = isinstance(rendezvous, Path)
     if isinstance(rendezvous, Path):
         rendezvous = dist.FileStore(str(rendezvous), mesh.size)
 
@@ -260,6 +283,8 @@ def connect(
     if mesh.dcp > 1:
         shares, _ = join(f"dcp{mesh.rank - mesh.dcp_rank}", mesh.dcp_rank, mesh.dcp)
         comm.share_context(shares, mesh)
+    if in_file:  # threads of NCCL's groups that report an error would wait for the file to return
+        rendezvous.set_timeout(timedelta(milliseconds=1))
     return comm
 
 

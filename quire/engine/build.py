@@ -378,6 +378,8 @@ def _assemble_rank(
         parts = started.engine_parts
     else:
         parts = half(config)
+    if group is not None:
+        group.begin_serving()
     background = [one for one in (grammars, adapters) if one is not None]
     engine = build_core(
         config, *parts, check=environment.check, background=background, machines=machines

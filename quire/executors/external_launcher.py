@@ -7,6 +7,8 @@ step runs. Programs that make different calls are found by it before a token is 
 
 from __future__ import annotations
 
+import logging
+import weakref
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -18,19 +20,53 @@ from quire.core.types import StepPlan, StepResult
 from quire.errors import EngineDead
 from quire.executors.base import StepFuture
 from quire.executors.inline import Executor as Inline
+from quire.executors.rank_group import RankCollectives, end_collectives
 from quire.kernels.collectives import Group
 from quire.runner import model_input
 from quire.runner.model_input import ModelInputBuilder
+
+log = logging.getLogger(__name__)
+
+
+class CollectivesLease:
+    """Ends this rank's collectives when nothing refers to it any longer. What joined the ranks
+    does, and each executor: a GPU's start builds one to measure with, and then another."""
+
+    def __init__(self, collectives: RankCollectives) -> None:
+        self._finish: list[Callable[[], object]] = []
+        self.end = weakref.finalize(self, _end, collectives, self._finish)
+
+    def set_finish(self, finish: Callable[[], object]) -> None:
+        """finish(): waits for this rank's steps, and drops its graphs. It must not refer to this
+        object."""
+        self._finish[:] = [finish]
+
+
+def _end(collectives: RankCollectives, finish: list[Callable[[], object]]) -> None:
+    try:
+        for one in finish:
+            one()
+    except Exception as error:  # noqa: BLE001 - it ends in any case
+        log.debug("this rank ends without its last steps: %s", error)
+    finish.clear()
+    end_collectives(collectives, failed=False)
 
 
 class Executor:
     """Runs plans with the rank of this process."""
 
-    def __init__(self, inputs: ModelInputBuilder, local: Inline, checks: Group) -> None:
+    def __init__(
+        self,
+        inputs: ModelInputBuilder,
+        local: Inline,
+        checks: Group,
+        lease: CollectivesLease,
+    ) -> None:
         """checks: a gloo group of the ranks that nothing else uses."""
         self._inputs = inputs
         self._local = local
         self._checks = checks
+        self._lease = lease
         self._divergence: str | None = None
 
     def submit(self, plan: StepPlan) -> StepFuture:
@@ -73,6 +109,7 @@ class Executor:
         """Do nothing: torchrun ends all programs when one fails."""
 
     def shutdown(self) -> None:
+        self._lease.end()
         self._local.shutdown()
 
 

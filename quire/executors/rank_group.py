@@ -8,6 +8,7 @@ engine's thread. A rank that fails raises EngineDead here: see rank_monitor.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -26,12 +27,16 @@ from quire.executors.rank_monitor import OtherNodes, RankMonitor, WatchedMessage
 from quire.executors.rank_status import RankStatusPage, RankStatusWriter
 from quire.executors.shm_broadcast import RingReader
 
+log = logging.getLogger(__name__)
+
 CALL_LIMIT_S = 600.0
 """Seconds for a start or a call: ranks load their weights in it."""
 CONNECT_LIMIT_S = 120.0
 """Seconds for the ranks to connect to each other, and to add up some numbers."""
-ABORT_S = 5.0
-"""Seconds to end the collectives of ranks that ended by themselves."""
+END_S = 3.0
+"""Seconds for all ranks to finish their steps when the engine ends."""
+ABORT_S = 3.0
+"""Seconds to give the collectives' connections back."""
 
 
 class BuildRunner(msgspec.Struct, tag=True, frozen=True):
@@ -107,6 +112,19 @@ class _SentMessages(deque[_Sent]):
             return self[0].message
         except IndexError:
             return None
+
+
+class RankCollectives(Protocol):
+    """The collectives of a rank. Both methods return the threads in which they run, the same when
+    called again: NCCL may not return. Either is the last call."""
+
+    def abort_in_threads(self) -> Sequence[threading.Thread]:
+        """End those that wait for a rank that is gone."""
+        ...
+
+    def close_in_thread(self) -> Sequence[threading.Thread]:
+        """Give the connections back: no rank waits in a collective."""
+        ...
 
 
 class AnswerReader(Protocol):
@@ -187,7 +205,8 @@ class RankGroup:
         here = range(1, self.size if nodes is None else nodes.ranks.start)
         self._nodes = nodes
         self._sent = _SentMessages()
-        self._abort: Callable[[], Sequence[threading.Thread]] | None = None
+        self._collectives: RankCollectives | None = None
+        self._finish_own: Callable[[], object] | None = None
         self._number = 0
         self._owner_pid = os.getpid()
         self._local = LocalRanks(here, self.size)
@@ -220,14 +239,15 @@ class RankGroup:
         ):
             self._expect(number, what, limit_s)
 
-    def set_abort(self, abort: Callable[[], Sequence[threading.Thread]]) -> None:
-        """Have abort() called when the ranks have failed or ended: it ends rank 0's collectives, in
-        the threads that it returns.
+    def set_collectives(self, collectives: RankCollectives) -> None:
+        """Have rank 0's collectives ended when the ranks have failed or ended."""
+        self._collectives = collectives
+        self.monitor.on_failure(collectives.abort_in_threads)
 
-        A communicator of NCCL that is destroyed, and not aborted, waits for the other ranks.
-        """
-        self.monitor.on_failure(abort)
-        self._abort = abort
+    def set_finish(self, finish: Callable[[], object]) -> None:
+        """The ranks serve. finish(): waits for rank 0's steps at the end, and drops its graphs. It
+        must not refer to the owner of this group."""
+        self._finish_own = finish
 
     def check(self) -> None:
         """Raise EngineDead if a rank has failed."""
@@ -305,21 +325,57 @@ class RankGroup:
         return EngineDead(self.monitor.failure or reason)
 
     def close(self) -> None:
-        """End the ranks. Harmless when called again."""
+        """End the ranks, and then rank 0's collectives. Harmless when called again.
+
+        Ranks that serve first finish all steps: no collective waits when one of them ends. Nothing
+        is left to destructors, which may wait for ever: the others' processes exit without any.
+        """
         if os.getpid() != self._owner_pid:
             return  # a fork of the engine's process: the ranks are not its own
-        failed = self.monitor.failure is not None
-        self._local.end()
-        self.monitor.close()
-        if self._abort is not None and not failed:
-            deadline = time.monotonic() + ABORT_S
-            for thread in self._abort():  # a program that ends before they do is aborted by CUDA
-                thread.join(max(0.0, deadline - time.monotonic()))
-        self._abort = None
-        if self._nodes is not None:
-            self._nodes.close()
-        self._local.close()
+        finish, self._finish_own = self._finish_own, None
+        try:
+            if finish is not None and not self.monitor.is_current_thread:
+                self._finish(finish)
+        finally:
+            failed = self.monitor.failure is not None
+            self._local.end()
+            self.monitor.close()
+            collectives, self._collectives = self._collectives, None
+            if collectives is not None:
+                end_collectives(collectives, failed=failed)
+            if self._nodes is not None:
+                self._nodes.close()
+            self._local.close()
+
+    def _finish(self, finish_own: Callable[[], object]) -> None:
+        """Have all ranks finish their steps, and drop their graphs. A rank that is late is named in
+        the log, and killed."""
+        try:
+            number = self.send(CallWorker("release_kv_memory", []), "its last steps", END_S)
+            self.monitor.expect_end(self._sent[-1].message)
+            self.status.begin(number)
+            finish_own()
+            self.status.finish(number)
+            self.wait(number)
+        except Exception as error:  # noqa: BLE001 - the processes end in any case
+            if self.monitor.failure is not None:
+                log.warning("the ranks were killed: %s", self.monitor.failure)
+            else:
+                log.debug("rank 0 ends without its last steps: %s", error)
 
     def _expect(self, number: int, what: str, limit_s: float, is_step: bool = False) -> None:
         self._number = number
         self._sent.append(_Sent(WatchedMessage(number, what, limit_s, is_step), []))
+
+
+def end_collectives(collectives: RankCollectives, *, failed: bool) -> None:
+    """End a rank's collectives, and wait for that: a program that ends before is aborted by CUDA.
+
+    failed: some may wait for a rank that is gone.
+    """
+    threads = collectives.abort_in_threads() if failed else collectives.close_in_thread()
+    deadline = time.monotonic() + ABORT_S
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    if any(thread.is_alive() for thread in threads):
+        log.warning("the collectives of a rank did not end in %.0f s", ABORT_S)

@@ -8,6 +8,7 @@ is to be started again.
     stopped     a signal has stopped the process, for MAX_STOPPED_S
     alone       one rank raised, and others did not finish the step within FAILURE_GRACE_S
     hang        the oldest message was not finished within its limit, while no rank prepares kernels
+    late        the end was not reached within its limit
     node        the agent of another node reports one of these, or is gone
 
 Rank 0 alone does not hang here: an interrupted wait leaves its step unfinished, and the engine's
@@ -107,6 +108,7 @@ class RankMonitor:
         self._callback: weakref.WeakMethod[Callable[[], None]] | None = None
         self._lock = threading.Lock()
         self._closing = False
+        self._end: WatchedMessage | None = None
         self._wake_fd = os.eventfd(0)
         self._started = threading.Event()
         self._start_error: BaseException | None = None
@@ -155,13 +157,22 @@ class RankMonitor:
         if callback is not None:
             callback()
 
+    @property
+    def is_current_thread(self) -> bool:
+        """Whether the caller runs on the monitor's thread (garbage collection does)."""
+        return self._thread is threading.current_thread()
+
+    def expect_end(self, message: WatchedMessage) -> None:
+        """The last message: all ranks must have finished it, and those before, within its limit."""
+        self._end = message
+
     def close(self) -> None:
         """Wait for the processes to end; kill those that do not. Harmless when called again."""
         self._closing = True
         if self._thread is None:
             return
         os.eventfd_write(self._wake_fd, 1)
-        if self._thread is threading.current_thread():
+        if self.is_current_thread:
             return  # garbage collection on this thread: it ends by itself
         self._thread.join()
         with self._lock:
@@ -268,6 +279,10 @@ class RankMonitor:
             if stopped and lasts(f"rank {rank} is stopped", MAX_STOPPED_S):
                 why = f"{self.name_rank(rank)} was stopped by a signal"
                 return f"{why}; {self._describe_progress(rank)}"
+        if (end := self._end) is not None:
+            late = [i for i, one in enumerate(statuses) if max(one.done, one.failed) < end.number]
+            if late and lasts("end", end.limit_s):
+                return self._describe_hang(end, statuses, late)
         message = self._oldest_message()
         if message is None:
             return None

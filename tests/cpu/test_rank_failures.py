@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from quire import LLM, SamplingParams
 from quire.distributed.collectives import ProcessGroupCollectives
@@ -146,12 +147,29 @@ def test_collectives_are_aborted_once_and_awaited_when_an_engine_ends(folder, fa
         aborts[-1].start()
         return aborts
 
-    monkeypatch.setattr(ProcessGroupCollectives, "abort_in_threads", abort)
+    monkeypatch.setattr(ProcessGroupCollectives, "close_in_thread", abort)
     executor = start(folder).llm_engine.engine.executor
     assert not aborts
     executor.shutdown()
     executor.shutdown()
     assert len(aborts) == len(done) == 1
+
+
+@pytest.mark.parametrize("name", ["lm_head", *tiers.long("down_proj")])
+def test_numbers_of_one_rank_that_are_not_finite_fail_their_request_alone(tmp_path, name):
+    """Of the last rank's strip of the vocabulary, and of its term of a sum. No rank parts."""
+    folder = write_model(tmp_path / "llama", "llama")
+    file = next(folder.glob("*.safetensors"))
+    tensors = load_file(file)
+    spoilt = next(tensor for key, tensor in tensors.items() if f"{name}.weight" in key)
+    (spoilt[-3:] if name == "lm_head" else spoilt[:, -3:]).fill_(float("nan"))
+    save_file(tensors, file, metadata={"format": "pt"})
+    llm = start(str(folder))
+    for more in ({"temperature": 0}, {"temperature": 1.0, "seed": 3}, {"top_p": 0.5, "seed": 3}):
+        params = SamplingParams(max_tokens=8, ignore_eos=True, **more)
+        (made,) = llm.generate("Hello", params, use_tqdm=False)[0].outputs
+        assert (made.finish_reason, list(made.token_ids)) == ("error", [])
+    llm.llm_engine.engine.shutdown()
 
 
 @pytest.mark.long("a second of waiting; an engine")

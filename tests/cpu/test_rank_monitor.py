@@ -197,7 +197,7 @@ def test_programs_with_different_steps_are_found_before_a_token_is_published():
     local = SimpleNamespace(launch=lambda step: done, recover=lambda: None)
     group = Group()
     inputs = ModelInputBuilder(TableShape(2, 4, 1, 16))
-    executor = ExternalLauncher(inputs, local, group)
+    executor = ExternalLauncher(inputs, local, group, None)
     assert executor.submit(StepPlan(1, ())).wait() == StepResult(())
     executor.recover()
     group.other = 5

@@ -125,8 +125,9 @@ def run(pipe: ProcessPipe, orders: RunEngine, timer: StartupTimer) -> int:
     status = server.run()
     if server.death_reason is not None:
         pipe.send(ProcessFailed(error=WireError("EngineDead", server.death_reason)))
+    if server.death_reason is not None or built.config.parallel.ranks > 1:
         logging.shutdown()
-        os._exit(status)  # a regular exit may hang in a broken device
+        os._exit(status)  # a regular exit may hang in a broken device, or in NCCL's destructors
     return status
 
 

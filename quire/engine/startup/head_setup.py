@@ -66,7 +66,7 @@ def gather_nodes(
     sizes = [parallel.ranks_per_node] * parallel.nodes
     head = NodeHead(secret, listener, sizes, config.device.kind, open_store)
     try:
-        env.set_collective_variables(interface_of(head.endpoint.address))
+        env.set_collective_variables(interface_of(head.endpoint.address), watched=True)
         begin(head)
         head.gather(options, check)
     except BaseException as error:

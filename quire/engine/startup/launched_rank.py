@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from quire import env
 from quire.config.engine_config import EngineConfig, ParallelSection
-from quire.distributed.collectives import Collectives, connect, join_gloo_group
+from quire.distributed.collectives import (
+    ProcessGroupCollectives,
+    connect,
+    join_gloo_group,
+)
 from quire.distributed.mesh import Mesh, mesh_of
 from quire.engine.startup.executor_setup import build_inline_executor, table_shape
 from quire.engine.startup.gpu_memory import DeviceUse
 from quire.engine.startup.model_setup import torch_device
 from quire.errors import ConfigError
+from quire.executors.external_launcher import CollectivesLease
 from quire.executors.external_launcher import Executor as ExternalLauncher
+from quire.executors.inline import Executor as Inline
 from quire.kernels.collectives import Group
 from quire.kernels.native import library
 from quire.runner.model_input import ModelInputBuilder
@@ -24,19 +32,28 @@ from quire.runner.model_runner import ModelRunner
 _engine_numbers = itertools.count()
 
 
-@dataclass(frozen=True, slots=True)
 class LaunchedRank:
     """The rank of this process, joined to the others."""
 
-    device: torch.device
-    mesh: Mesh
-    comm: Collectives
-    checks: Group
+    def __init__(
+        self, device: torch.device, mesh: Mesh, comm: ProcessGroupCollectives, checks: Group
+    ) -> None:
+        self.device, self.mesh, self.comm, self.checks = device, mesh, comm, checks
+        self._lease = CollectivesLease(comm)
+        self._executor: Callable[[], Inline | None] = lambda: None
 
     def build_executor(self, config: EngineConfig, runner: ModelRunner) -> ExternalLauncher:
         """Build the executor. runner: of this rank."""
         inputs = ModelInputBuilder(table_shape(config))
-        return ExternalLauncher(inputs, build_inline_executor(config, runner, inputs), self.checks)
+        local = build_inline_executor(config, runner, inputs)
+        self._executor = weakref.ref(local)
+        return ExternalLauncher(inputs, local, self.checks, self._lease)
+
+    def begin_serving(self) -> None:
+        """The executor that was built last runs steps from now on."""
+        local = self._executor()
+        assert local is not None, "an executor is built first"
+        self._lease.set_finish(partial(local.call, "release_kv_memory"))
 
     def measure_devices(self, own: DeviceUse) -> list[DeviceUse]:
         """Return the use of each rank's GPU. own: of this rank."""
@@ -66,7 +83,7 @@ def join_launched_ranks(config: EngineConfig) -> LaunchedRank:
         raise ConfigError(
             f"WORLD_SIZE is {world} and tensor_parallel_size={size}: they must be equal"
         )
-    env.set_collective_variables()
+    env.set_collective_variables(watched=False)
     library.limit_threads(max(1, config.device.threads // size))
     import torch.distributed as dist
 
@@ -75,5 +92,6 @@ def join_launched_ranks(config: EngineConfig) -> LaunchedRank:
     store, _, _ = next(dist.rendezvous("env://"))
     store = dist.PrefixStore(f"quire-{next(_engine_numbers)}", store)
     comm = connect(mesh, store, device, peer_sums=config.parallel.custom_all_reduce)
+    assert isinstance(comm, ProcessGroupCollectives), comm
     checks = join_gloo_group(mesh, dist.PrefixStore("checks", store))
     return LaunchedRank(device, mesh, comm, checks)

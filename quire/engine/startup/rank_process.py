@@ -13,9 +13,11 @@ import os
 import resource
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -54,6 +56,7 @@ from quire.engine.startup.plain_config import plain_config
 from quire.engine.startup.startup_timer import StartupTimer
 from quire.engine.supervise.process_pipe import ignore_signals, spawn_process
 from quire.errors import ConfigError, QuireError, RequestError
+from quire.executors.inline import Executor as Inline
 from quire.executors.local_ranks import (
     CONNECT,
     JOIN,
@@ -101,7 +104,7 @@ class Ranks:
         threads = rank_threads(config, here)
         self._config = config
         self._device = torch_device(config.device.kind)
-        env.set_collective_variables()
+        env.set_collective_variables(watched=True)
         library.limit_threads(threads)
 
         def spawn(end: socket.socket, fds: Sequence[int]) -> subprocess.Popen[bytes]:
@@ -115,6 +118,7 @@ class Ranks:
             names += nodes.device_names()
         self._group = RankGroup(spawn, flat, plain, names, nodes)
         self._lease = RankLease(self._group)
+        self._executor: Callable[[], Inline | None] = lambda: None  # of rank 0
         log.info("%d ranks, %d threads each", size, threads)
         if config.device.kind == cpu.name:
             log.info("ranks on CPUs save memory; they are slower than one rank")
@@ -148,7 +152,7 @@ class Ranks:
         timer.lap("meeting")
         group.status.begin(LOAD)
         if isinstance(comm, ProcessGroupCollectives):
-            group.set_abort(comm.abort_in_threads)
+            group.set_collectives(comm)
             if self._device.type == cuda.name:
                 log.info(
                     "%d x %s, link %s; sums over ranks run through %s",
@@ -209,9 +213,16 @@ class Ranks:
         section = config.parallel
         inputs = [ModelInputBuilder(table_shape(config)) for _ in range(section.data)]
         local = build_inline_executor(config, runner, inputs[0])
+        self._executor = weakref.ref(local)
         group.status.finish(number)
         group.wait_all(number)
         return MultiProcess(inputs, local, group, section, self._lease)
+
+    def begin_serving(self) -> None:
+        """The executor that was built last runs steps from now on."""
+        local = self._executor()
+        assert local is not None, "an executor is built first"
+        self._group.set_finish(partial(local.call, "release_kv_memory"))
 
     def close(self, reason: str) -> None:
         """End the ranks: the start failed."""
