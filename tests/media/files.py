@@ -42,7 +42,8 @@ def numbered_frames(count, height=48, width=64):
     return frames
 
 
-def video(frames, kind="mp4", codec="mpeg4", rate=10, gop=4):
+def video(frames, kind="mp4", codec="mpeg4", rate=10, gop=4, sound=None):
+    """sound: float32 samples of 16 kHz."""
     import av
 
     file = io.BytesIO()
@@ -51,9 +52,15 @@ def video(frames, kind="mp4", codec="mpeg4", rate=10, gop=4):
         stream.height, stream.width = frames.shape[1:3]
         stream.pix_fmt = "yuv420p"
         stream.codec_context.gop_size = gop
+        heard = None if sound is None else container.add_stream("aac", rate=16000, layout="mono")
         for pixels in frames:
             for packet in stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")):
                 container.mux(packet)
         for packet in stream.encode():
             container.mux(packet)
+        if heard is not None:
+            samples = av.AudioFrame.from_ndarray(sound[None], format="fltp", layout="mono")
+            samples.sample_rate, samples.pts = 16000, 0
+            for packet in [*heard.encode(samples), *heard.encode(None)]:
+                container.mux(packet)
     return file.getvalue()

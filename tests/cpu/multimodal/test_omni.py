@@ -26,6 +26,7 @@ from tests.cpu.models.peers import scale_weights
 from tests.cpu.multimodal.beside_streams import check_slices
 from tests.cpu.multimodal.families import image, tokenizer_of
 from tests.cpu.multimodal.qwen_models import DEEPSTACK, EXPERTS, SIZES, TEXT, VISION, video_of
+from tests.media.files import numbered_frames, video
 
 pytestmark = [
     pytest.mark.slow("imports transformers, and makes models of it"),
@@ -384,6 +385,21 @@ def test_sounds_of_videos_are_read_as_in_transformers(pair, settings):
             assert list(got.token_ids) == ids, mix
             for token, entry, want in zip(ids, got.logprobs, logprobs, strict=True):
                 assert abs(entry[token].logprob - want) < 1e-3, mix
+
+
+def test_the_sound_of_a_file_is_read_where_it_has_one(pair):
+    llm = LLM(str(pair[2]), dtype="float32", num_gpu_blocks_override=300, max_model_len=1024)
+    frames, counts = numbered_frames(20, 56, 84), []
+    for sound, reads in ((recording(2.0, 1), True), (recording(2.0, 1), False), (None, True)):
+        prompt = {
+            "prompt": sounding_text(pair[3], "s"),
+            "multi_modal_data": {"video": [video(frames, sound=sound)]},
+            "mm_processor_kwargs": {"load_audio_from_video": reads},
+        }
+        (found,) = llm.generate(prompt, SamplingParams(max_tokens=1), use_tqdm=False)
+        counts.append(found.prompt_token_ids.count(166))
+    assert counts[0] >= audio_tokens(pair[3], 200)
+    assert counts[1:] == [0, 0]
 
 
 @pytest.mark.long("engines of several processes")

@@ -1,0 +1,43 @@
+"""Answers of each family do not depend on chunks, on preemption and on what the caches have."""
+
+import pytest
+
+from quire import LLM, SamplingParams
+from tests.gpu.test_media import MARKS, prompts, save
+
+SPANS = {"gemma3", "gemma4_of_31b"}
+"""Whose images no step may divide."""
+WINDOWED = {"gemma4", "gemma4_of_31b"}
+"""Whose layers with windows give blocks back: there is room for all."""
+PARAMS = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+
+
+def answers(llm, given):
+    found = llm.generate(given, PARAMS, use_tqdm=False)
+    return found, [list(one.outputs[0].token_ids) for one in found]
+
+
+@pytest.mark.long("three engines of each family")
+@pytest.mark.parametrize("name", MARKS)
+def test_chunks_few_blocks_and_prefixes_change_no_answer(tmp_path, name):
+    save(name, tmp_path)
+    given = prompts(MARKS[name])
+    common = {"dtype": "float32", "max_model_len": 512, "block_size": 4, "max_num_seqs": 8}
+    whole = LLM(str(tmp_path), num_gpu_blocks_override=1000, **common)
+    found, want = answers(whole, given)
+    assert len(set(map(tuple, want))) > 2
+    again, got = answers(whole, given)
+    assert got == want
+    hits = [one.num_cached_tokens for one, its in zip(again, given) if "multi_modal_data" in its]
+    assert any(hits) if name in SPANS else all(hits)  # no hit ends within a span
+    step = 160 if name in SPANS else 7
+    chunked = LLM(
+        str(tmp_path), num_gpu_blocks_override=1000, max_num_batched_tokens=step,
+        enable_prefix_caching=False, **common,
+    )  # fmt: skip
+    assert answers(chunked, given)[1] == want
+    longest = max(len(one.prompt_token_ids) for one in found) + 24
+    tight = LLM(str(tmp_path), num_gpu_blocks_override=longest // 4 + 24, **common)
+    assert answers(tight, given)[1] == want
+    if name not in WINDOWED:
+        assert tight.llm_engine.engine.stats().preemptions > 0
