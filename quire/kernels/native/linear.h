@@ -17,6 +17,7 @@ struct LinearArgs {
   long rows, inputs, outputs, dtype;
 };
 
+constexpr int MOST_PANELS = 2;  // at once: memory gives less where there are more streams
 constexpr long AHEAD = 2048;  // bytes of a panel to prefetch
 constexpr long ROW_BLOCK = MAX_ROWS * 72L;  // rows whose packed form the ranks share at a time
 
@@ -118,7 +119,8 @@ void linear_block(const LinearArgs& a, const Team& team, RowForm form, const cha
   const long x_row = packed ? steps * 4 : form == RowForm::WIDE ? wide_row(a) : a.x_row;
   const long x_step = form == RowForm::WIDE && a.dtype ? 8 : 4;
   const long slice = form == RowForm::WIDE ? SLICE_STEPS : steps;
-  const int wide = panels_at_once((int)(rows < MAX_ROWS ? rows : MAX_ROWS));
+  const int most = panels_at_once((int)(rows < MAX_ROWS ? rows : MAX_ROWS));
+  const int wide = most < MOST_PANELS ? most : MOST_PANELS;
   const long grain = rows > 4 ? 1 : 65536 / (panel_bytes * wide) + 1;
   const long groups = (panels + wide - 1) / wide, items = (rows + block - 1) / block * groups;
   float* sums = (float*)(team.scratch + sums_offset(a)) + team.rank * block * wide * PANEL;
