@@ -20,19 +20,18 @@ struct LinearArgs {
 constexpr int MOST_PANELS = 2;  // at once: memory gives less where there are more streams
 constexpr long AHEAD = 2048;  // bytes of a panel to prefetch
 constexpr long ROW_BLOCK = MAX_ROWS * 72L;  // rows whose packed form the ranks share at a time
-
-constexpr long SLICE_STEPS = 512;        // of a panel that is multiplied by tall tiles
-constexpr long WIDE_BLOCK = 4 * 96;      // the same, in float32
-constexpr long TALL_BLOCK = 96;  // rows that stay in a cache while a panel is multiplied by them
+constexpr long WIDE_BLOCK = 4 * 96;         // rows that they write as floats at a time
+constexpr long SLICE_STEPS = 512;           // of a panel that is multiplied by such rows
+constexpr long TALL_BLOCK = 96;             // rows that stay in a cache while a panel is multiplied by them
 
 INLINE long steps_of(long inputs, long dtype) { return dtype ? (inputs + 1) / 2 : inputs; }
 
-// How the ranks write rows for each other before they multiply: as they are, [steps][rows] dwords of a
-// tile, or as floats in rows that are ROW_GAP further apart, so that they do not share lines of a cache.
+// How products find their rows: as they are given, or as the ranks wrote them before: [steps][rows] dwords
+// of a tile, or rows of floats that are ROW_GAP further apart, so that they do not share lines of a cache.
 enum class RowForm { GIVEN, PACKED, WIDE };
 constexpr long ROW_GAP = 64;  // bytes
 
-// Tall tiles have few enough rows to read them where they are.
+// Tiles of slices have few enough rows to read them unpacked.
 INLINE RowForm row_form(const LinearArgs& a) {
   if (SLICES && a.rows > FEW_ROWS) return RowForm::WIDE;
   return a.rows > FEW_ROWS || (a.dtype && a.inputs % 2) ? RowForm::PACKED : RowForm::GIVEN;

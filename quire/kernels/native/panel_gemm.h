@@ -21,7 +21,6 @@ constexpr int MAX_ACC = 16;
 #endif
 constexpr int MAX_ROWS = MAX_ACC / PV;  // of a wide tile
 
-
 // Up to FEW_ROWS, b comes from memory: wide tiles.
 #if defined(__AVX2__) && !defined(__AVX512F__)
 constexpr long FEW_ROWS = 3;
