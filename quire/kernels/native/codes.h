@@ -128,20 +128,39 @@ INLINE void store_bytes(int8_t* p, vi whole) {  // of numbers from -127 to 127
 #endif
 }
 
+// to[n][32] = factors times the `products` (0 to 2) of `outer` and `unit`, of which `unit` is the last.
+template <int PRODUCTS, class T>
+void widen_factors(const T* from, long n, const float* outer, float unit, float* to) {
+  vf times[PV];
+  UNROLL for (int j = 0; j < PV; j++) times[j] = outer ? load(outer + j * W) : splat(unit);
+  for (; n > 0; n--, from += PANEL, to += PANEL)
+    UNROLL for (int j = 0; j < PV; j++) {
+      vf v = load_factors(from + j * W);
+      if (PRODUCTS > 0) v = rounded(v * times[j]);
+      if (PRODUCTS > 1) v = rounded(v * unit);
+      store(to + j * W, v);
+    }
+}
+
+template <class T>
+void widen_factors(const T* from, long n, const float* outer, float unit, float* to) {
+  const int products = (outer != nullptr) + (unit != 1.0f);
+  if (products == 0) return widen_factors<0>(from, n, outer, unit, to);
+  if (products == 1) return widen_factors<1>(from, n, outer, unit, to);
+  widen_factors<2>(from, n, outer, unit, to);
+}
+
 // to[g - first][32] = the factors of groups [first, end) of a panel, times unit.
 template <class T>
 void widen_factors(const Factors& f, long groups, long panel, long first, long end, float unit,
                    float* to) {
-  const T* from = (const T*)f.values + (panel * groups + first) * PANEL;
-  for (long g = first; g < end; g++, from += PANEL, to += PANEL) {
-    const float* outer =
-        f.outer ? f.outer + (panel * f.outer_groups + (uint32_t)g / (uint32_t)f.share) * PANEL
-                : nullptr;
-    UNROLL for (int j = 0; j < PANEL; j += W) {
-      vf v = load_factors(from + j);
-      if (outer) v = rounded(v * load(outer + j));
-      store(to + j, unit == 1.0f ? v : rounded(v * unit));
-    }
+  const T* from = (const T*)f.values + panel * groups * PANEL;
+  if (!f.outer) return widen_factors(from + first * PANEL, end - first, nullptr, unit, to);
+  const float* outer = f.outer + panel * f.outer_groups * PANEL;
+  for (long g = first, after; g < end; g = after) {
+    const long block = g / f.share;
+    after = (block + 1) * f.share < end ? (block + 1) * f.share : end;
+    widen_factors(from + g * PANEL, after - g, outer + block * PANEL, unit, to + (g - first) * PANEL);
   }
 }
 
@@ -270,7 +289,7 @@ constexpr bool FLIPS = true;  // signed codes are multiplied as code + 128
 #else
 constexpr bool FLIPS = false;
 #endif
-#if defined(__AVX2__) && !defined(__AVX512F__) && !defined(QUIRE_VNNI)
+#if !defined(QUIRE_VNNI) && (defined(__AVX512F__) ? defined(__AVX512BW__) : defined(__AVX2__))
 #define QUIRE_MADDUBS 1
 #endif
 
@@ -312,8 +331,13 @@ INLINE vi add_pair(vi acc, vb a, vb b, vi x0, vi x1) {
   return (vi)_mm256_dpbusd_avx_epi32((__m256i)acc, (__m256i)b, (__m256i)x1);
 #endif
 #elif defined(QUIRE_MADDUBS)
+#if defined(__AVX512F__)
+  const vs first = (vs)_mm512_maddubs_epi16((__m512i)a, (__m512i)x0);
+  const vs second = (vs)_mm512_maddubs_epi16((__m512i)b, (__m512i)x1);
+#else
   const vs first = (vs)_mm256_maddubs_epi16((__m256i)a, (__m256i)x0);
   const vs second = (vs)_mm256_maddubs_epi16((__m256i)b, (__m256i)x1);
+#endif
   if constexpr (S == LONG) return (vi)((vs)acc + first + second);
   return acc + madd16(first + second, vs{} + 1);
 #else
@@ -327,6 +351,16 @@ template <Sums S>
 INLINE void split(vb codes, vs& even, vs& odd) {
   even = S == SIGNED ? (vs)codes << 8 : (vs)codes & 255;
   odd = S == SIGNED ? (vs)codes & (int16_t)0xff00 : (vs)((vus)codes >> 8);
+}
+
+// Whether sums of a unit begin at the code of zero: in 32 bits they may. Else they begin at 0.
+template <Sums S>
+constexpr bool starts_anywhere() {
+#if defined(QUIRE_VNNI)
+  return S != SIGNED;  // those of 8 bits were slower at 32 rows
+#else
+  return false;
+#endif
 }
 
 template <Sums S>

@@ -152,7 +152,7 @@ constexpr int plane_bits(Source s) {
 
 // Panels of bytes that one row is multiplied by at a time, where there are registers: two streams from
 // memory are read faster than one. Codes of fewer bits need the registers.
-constexpr int ROW_PANELS = PV > 4 ? 1 : 2;
+constexpr int ROW_PANELS = PV == 4 ? 2 : 1;
 
 struct TileArgs {
   const CodesMatrix& m;
@@ -271,12 +271,15 @@ __attribute__((noinline)) void codes_tile(const TileArgs& t, long row, long colu
     float shift[R] = {};
     for (; u < end; u++, scales++, shifts++, starts++) {
       vi acc[R][NV] = {};
+      if constexpr (starts_anywhere<S>())
+        UNROLL for (int i = 0; i < R; i++) UNROLL for (int j = 0; j < NV; j++)
+          acc[i][j] = broadcast<float>((const char*)(starts + i * s_row));
       if constexpr (plane_bits(FROM) != 0)
         add_planes<plane_bits(FROM), S, R, NV>(acc, at, x, x_row, u * pairs / 2, pairs / 2);
       else
         add_products<FROM, S, R, NV>(acc, at, next, x, x_row, pairs, m.levels);
       UNROLL for (int i = 0; i < R; i++) {
-        const vi start = broadcast<float>((const char*)(starts + i * s_row));
+        const vi start = starts_anywhere<S>() ? vi{} : broadcast<float>((const char*)(starts + i * s_row));
         const vf scale = splat(scales[i * s_row]);
         UNROLL for (int j = 0; j < NV; j++) {
           const vf v = rounded(__builtin_convertvector(total<S>(acc[i][j]) + start, vf) * scale);

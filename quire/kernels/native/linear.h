@@ -17,26 +17,54 @@ struct LinearArgs {
   long rows, inputs, outputs, dtype;
 };
 
+constexpr int MOST_PANELS = 2;  // at once: memory gives less where there are more streams
 constexpr long AHEAD = 2048;  // bytes of a panel to prefetch
 constexpr long ROW_BLOCK = MAX_ROWS * 72L;  // rows whose packed form the ranks share at a time
-constexpr long TALL_BLOCK = 96;  // rows that stay in a cache while a panel is multiplied by them
+constexpr long WIDE_BLOCK = 4 * 96;         // rows that they write as floats at a time
+constexpr long SLICE_STEPS = 512;           // of a panel that is multiplied by such rows
+constexpr long TALL_BLOCK = 96;             // rows that stay in a cache while a panel is multiplied by them
 
 INLINE long steps_of(long inputs, long dtype) { return dtype ? (inputs + 1) / 2 : inputs; }
 
-// Tall tiles have few enough rows to read them where they are.
-INLINE bool packs_rows(const LinearArgs& a) {
-  const bool tall = !a.dtype && slice_of<float>() < PV;
-  return (a.rows > FEW_ROWS && !tall) || (a.dtype && a.inputs % 2);
+// How products find their rows: as they are given, or as the ranks wrote them before: [steps][rows] dwords
+// of a tile, or rows of floats that are ROW_GAP further apart, so that they do not share lines of a cache.
+enum class RowForm { GIVEN, PACKED, WIDE };
+constexpr long ROW_GAP = 64;  // bytes
+
+// Tiles of slices have few enough rows to read them unpacked.
+INLINE RowForm row_form(const LinearArgs& a) {
+  if (SLICES && a.rows > FEW_ROWS) return RowForm::WIDE;
+  return a.rows > FEW_ROWS || (a.dtype && a.inputs % 2) ? RowForm::PACKED : RowForm::GIVEN;
 }
 
-// Rows that are multiplied by a panel at a time; a rank has sums of so many times 4 panels.
+// Rows that are written at a time.
 INLINE long block_of(const LinearArgs& a) {
-  const long most = packs_rows(a) ? ROW_BLOCK : TALL_BLOCK;
+  const RowForm form = row_form(a);
+  const long most = form == RowForm::GIVEN ? TALL_BLOCK : form == RowForm::WIDE ? WIDE_BLOCK : ROW_BLOCK;
   return a.rows < most ? a.rows : most;
 }
 
-INLINE long sums_offset(const LinearArgs& a) {  // bytes of scratch before them: packed rows
-  return packs_rows(a) ? (block_of(a) * steps_of(a.inputs, a.dtype) + 64) / 16 * 64 : 0;
+// Rows that are multiplied by a panel at a time; a rank has sums of so many times 4 panels.
+INLINE long sums_rows(const LinearArgs& a) {
+  const long block = block_of(a);
+  return SLICES && block > TALL_BLOCK ? TALL_BLOCK : block;
+}
+
+INLINE long wide_row(const LinearArgs& a) { return (a.inputs + 1) / 2 * 8 + ROW_GAP; }
+
+INLINE long sums_offset(const LinearArgs& a) {  // bytes of scratch before them: written rows
+  const RowForm form = row_form(a);
+  if (form == RowForm::GIVEN) return 0;
+  const long row = form == RowForm::WIDE ? wide_row(a) : steps_of(a.inputs, a.dtype) * 4;
+  return (block_of(a) * row + 256) / 64 * 64;
+}
+
+// One row as floats, with a zero where a pair has no second.
+template <class T>
+void widen_row(const LinearArgs& a, long row, float* to) {
+  const T* x = (const T*)(a.x + row * a.x_row);
+  each(a.inputs, [&](long i, long n) { put(to + i, get(x + i, n), n); });
+  if (a.inputs % 2) to[a.inputs] = 0;
 }
 
 // Rows [from, from + rows) as [steps][rows] dwords.
@@ -80,13 +108,18 @@ void finish(const LinearArgs& a, const float* from, long stride, long row, long 
   }
 }
 
-// Rows [first, first + rows), `block` of them at a time. packed: as pack_tile wrote them, or null.
-template <class T>
-void linear_block(const LinearArgs& a, const Team& team, const uint32_t* packed, long first,
+// Rows [first, first + rows), `block` of them at a time. x: where the first of them is, in `form`.
+template <class T, class OUT>
+void linear_block(const LinearArgs& a, const Team& team, RowForm form, const char* x, long first,
                   long rows, long block) {
   const long steps = steps_of(a.inputs, a.dtype), panel_bytes = steps * PANEL * 4;
   const long panels = (a.outputs + PANEL - 1) / PANEL;
-  const int wide = panels_at_once((int)(rows < MAX_ROWS ? rows : MAX_ROWS));
+  const bool packed = form == RowForm::PACKED;
+  const long x_row = packed ? steps * 4 : form == RowForm::WIDE ? wide_row(a) : a.x_row;
+  const long x_step = form == RowForm::WIDE && a.dtype ? 8 : 4;
+  const long slice = form == RowForm::WIDE ? SLICE_STEPS : steps;
+  const int most = panels_at_once((int)(rows < MAX_ROWS ? rows : MAX_ROWS));
+  const int wide = most < MOST_PANELS ? most : MOST_PANELS;
   const long grain = rows > 4 ? 1 : 65536 / (panel_bytes * wide) + 1;
   const long groups = (panels + wide - 1) / wide, items = (rows + block - 1) / block * groups;
   float* sums = (float*)(team.scratch + sums_offset(a)) + team.rank * block * wide * PANEL;
@@ -98,17 +131,21 @@ void linear_block(const LinearArgs& a, const Team& team, const uint32_t* packed,
     for (long p = g * wide; p < end;) {
       const int np = p + wide <= panels ? wide : 1;
       const long later = p + np < end ? p + np : after < items ? next * wide : p;
-      const Operand o{packed ? (const char*)(packed + from * steps) : a.x + (first + from) * a.x_row,
-                      packed ? 4 : a.x_row,
-                      4,
-                      0,
-                      a.w + p * panel_bytes,
-                      panel_bytes,
-                      steps,
-                      AHEAD,
-                      a.w + later * panel_bytes};
-      tiles.product(np, o, packed, sums, np * PANEL, false);
-      finish<T>(a, sums, np * PANEL, first + from, tiles.rows, p * PANEL, np * PANEL);
+      for (long k = 0; k < steps; k += slice) {
+        const char* w = a.w + p * panel_bytes + k * PANEL * 4;
+        const bool last = k + slice >= steps;
+        const Operand o{x + from * x_row + k * x_step,
+                        packed ? 4 : x_row,
+                        x_step,
+                        0,
+                        w,
+                        panel_bytes,
+                        last ? steps - k : slice,
+                        AHEAD,
+                        last ? a.w + later * panel_bytes : w + slice * PANEL * 4};
+        tiles.product(np, o, packed, sums, np * PANEL, k > 0);
+      }
+      finish<OUT>(a, sums, np * PANEL, first + from, tiles.rows, p * PANEL, np * PANEL);
       p += np;
     }
   }
@@ -116,22 +153,31 @@ void linear_block(const LinearArgs& a, const Team& team, const uint32_t* packed,
 
 template <class T>
 void linear_all(const LinearArgs& a, const Team& team) {
-  if (!packs_rows(a)) return linear_block<T>(a, team, nullptr, 0, a.rows, TALL_BLOCK);
+  if (!a.rows) return;
+  const RowForm form = row_form(a);
+  const long block = sums_rows(a), most = block_of(a);
+  if (form == RowForm::GIVEN) return linear_block<T, T>(a, team, form, a.x, 0, a.rows, block);
   const long steps = steps_of(a.inputs, a.dtype);
-  uint32_t* scratch = (uint32_t*)team.scratch;
-  for (long first = 0; first < a.rows; first += ROW_BLOCK) {
-    const long rows = a.rows - first < ROW_BLOCK ? a.rows - first : ROW_BLOCK;
-    const Tiles<T> tiles(rows);
+  for (long first = 0; first < a.rows; first += most) {
+    const long rows = a.rows - first < most ? a.rows - first : most;
     if (first) {
       team.barrier();
       if (team.rank == 0) team.next->store(0);
       team.barrier();
     }
+    if (form == RowForm::WIDE) {
+      for (long i = team.rank; i < rows; i += team.size)
+        widen_row<T>(a, first + i, (float*)(team.scratch + i * wide_row(a)));
+      team.barrier();
+      linear_block<std::conditional_t<std::is_same_v<T, bf16>, WideRows, T>, T>(a, team, form, team.scratch, first, rows, block);
+      continue;
+    }
+    const Tiles<T> tiles(rows);
     for (long i = team.rank; i < tiles.count; i += team.size)
       pack_tile(a, first + tiles.start(i), (int)(tiles.start(i + 1) - tiles.start(i)),
-                scratch + tiles.start(i) * steps);
+                (uint32_t*)team.scratch + tiles.start(i) * steps);
     team.barrier();
-    linear_block<T>(a, team, scratch, first, rows, rows);
+    linear_block<T, T>(a, team, form, team.scratch, first, rows, rows);
   }
 }
 
@@ -141,7 +187,7 @@ inline Plan plan(const LinearArgs& a, int threads) {
   const long steps = steps_of(a.inputs, a.dtype);
   const bool parallel = a.rows * steps * a.outputs > 16384;
   if (a.dtype && has_tiles()) return {parallel, amx_scratch(a, threads)};
-  return {parallel, sums_offset(a) + threads * block_of(a) * 4 * PANEL * 4};
+  return {parallel, sums_offset(a) + threads * sums_rows(a) * 4 * PANEL * 4};
 }
 
 inline void run(const LinearArgs& a, const Team& team) {

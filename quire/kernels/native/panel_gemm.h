@@ -6,6 +6,8 @@
 //     wide tile   few rows times whole panels: what streams b from memory
 //     tall tile   more rows times a slice of a panel, for whose columns registers are left
 #pragma once
+#include <type_traits>
+
 #include "simd.h"
 
 constexpr int PANEL = 32;           // columns
@@ -19,17 +21,22 @@ constexpr int MAX_ACC = 16;
 #endif
 constexpr int MAX_ROWS = MAX_ACC / PV;  // of a wide tile
 
-constexpr long FEW_ROWS = 8;  // up to so many, b comes from memory: wide tiles
+// Up to FEW_ROWS, b comes from memory: wide tiles.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+constexpr long FEW_ROWS = 3;
+constexpr bool SLICES = true;  // registers are few: tall tiles are of a slice of a panel
+#else
+constexpr long FEW_ROWS = 8;
+constexpr bool SLICES = false;
+#endif
+
+// Panels of bf16 times rows in float32. The halves of a pair are multiplied one after the other, as
+// dot_step<bf16> does without an instruction for it, but a number of a row is not widened by every tile.
+struct WideRows {};
 
 // Vectors of a tall tile's slice. A product of bf16 takes registers of its own: no tall tiles.
 template <class T>
-constexpr int slice_of() {
-#if defined(__AVX2__) && !defined(__AVX512F__)
-  return sizeof(T) == 4 ? 2 : PV;
-#else
-  return PV;
-#endif
-}
+constexpr int slice_of() { return SLICES && !std::is_same_v<T, bf16> ? 2 : PV; }
 template <class T>
 constexpr int most_rows() { return MAX_ACC / slice_of<T>(); }
 
@@ -38,14 +45,14 @@ struct Operand {  // where tiles find their rows and panels
   long a_row, a_step, a_tile;  // bytes; a_tile: from one tile's rows to the next one's
   const char* b;
   long panel_bytes, steps, ahead;  // ahead: how far in b to prefetch, bytes
-  // What is read after this: wide tiles fetch a line a step, half of it by the first tile, half by
-  // the second.
+  // What is read after this: tiles fetch a line a step. Wide ones half of it by the first tile, half
+  // by the second; tall ones the slice that they multiply.
   const char* later;
 };
 
 template <class T>
 INLINE vi broadcast(const char* p) {
-  if constexpr (sizeof(T) == 4) {
+  if constexpr (!std::is_same_v<T, bf16>) {
     float x;
     memcpy(&x, p, 4);
     return (vi)splat(x);
@@ -53,6 +60,37 @@ INLINE vi broadcast(const char* p) {
   int32_t x;
   memcpy(&x, p, 4);
   return vi{} + x;
+}
+
+// The floats of a vector of pairs of bf16: of the first ones, or of the second.
+template <bool SECOND>
+INLINE vi widen_pairs(const char* p) {
+  vi pairs;
+  memcpy(&pairs, p, sizeof pairs);
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  if (SECOND) return (vi)_mm256_blend_epi16(_mm256_setzero_si256(), (__m256i)pairs, 0xaa);
+#endif
+  return SECOND ? pairs & (int32_t)0xffff0000 : pairs << 16;
+}
+
+// acc += a step of MR rows times NV vectors of columns.
+template <class T, int MR, int NV, bool SECOND = false>
+INLINE void add_step(vf (&acc)[MR][NV], const char* a, long a_row, const char* b, long panel_bytes) {
+  using Dot = std::conditional_t<std::is_same_v<T, WideRows>, float, T>;
+  vi column[NV];
+  UNROLL for (int j = 0; j < NV; j++) {
+    const char* at = b + j / PV * panel_bytes + j % PV * (W * 4);
+    if constexpr (std::is_same_v<T, WideRows>)
+      column[j] = widen_pairs<SECOND>(at);
+    else
+      memcpy(&column[j], at, sizeof(vi));
+  }
+  UNROLL for (int i = 0; i < MR; i++) {
+    const vi row = broadcast<T>(a + i * a_row);
+    UNROLL for (int j = 0; j < NV; j++) acc[i][j] = dot_step<Dot>(acc[i][j], row, column[j]);
+  }
+  if constexpr (std::is_same_v<T, WideRows> && !SECOND)
+    add_step<T, MR, NV, true>(acc, a + 4, a_row, b, panel_bytes);
 }
 
 // y[count * MR][NV vectors] (+)= a[count * MR][steps] . b[NV vectors][steps], in fp32.
@@ -64,22 +102,14 @@ __attribute__((noinline)) void tiles_of(const Operand& o, long count, float* y, 
     vf acc[MR][NV];
     UNROLL for (int i = 0; i < MR; i++) UNROLL for (int j = 0; j < NV; j++)
       acc[i][j] = add ? load(y + i * stride + j * W) : vf{};
-    const char *a = o.a + t * o.a_tile, *b = o.b, *later = o.later + (t & 1) * o.steps * 64;
+    const char *a = o.a + t * o.a_tile, *b = o.b, *later = o.later + (NV >= PV ? (t & 1) * o.steps * 64 : 0);
     for (long k = o.steps; k > 0; k--, a += o.a_step, b += PANEL * 4) {
-      if (NV >= PV) {
-        __builtin_prefetch(later, 0, 2);
-        later += 64;
-      }
-      vi column[NV];
-      UNROLL for (int j = 0; j < NV; j++) {
-        const char* at = b + j / PV * o.panel_bytes + j % PV * (W * 4);
-        memcpy(&column[j], at, sizeof(vi));
-        if (j * W * 4 % 64 == 0) __builtin_prefetch(at + ahead);
-      }
-      UNROLL for (int i = 0; i < MR; i++) {
-        const vi row = broadcast<T>(a + i * a_row);
-        UNROLL for (int j = 0; j < NV; j++) acc[i][j] = dot_step<T>(acc[i][j], row, column[j]);
-      }
+      __builtin_prefetch(later, 0, 2);
+      later += NV >= PV ? 64 : PANEL * 4;
+      UNROLL for (int j = 0; j < NV; j++)
+        if (j * W * 4 % 64 == 0)
+          __builtin_prefetch(b + j / PV * o.panel_bytes + j % PV * (W * 4) + ahead);
+      add_step<T, MR, NV>(acc, a, a_row, b, o.panel_bytes);
     }
     UNROLL for (int i = 0; i < MR; i++) UNROLL for (int j = 0; j < NV; j++)
       store(y + i * stride + j * W, acc[i][j]);
@@ -98,7 +128,7 @@ void tiles_of(int rows, int panels, Operand o, long count, float* y, long stride
     if (rows != MR) return tiles_of<T, MR - 1>(rows, panels, o, count, y, stride, add);
     if constexpr (MR > MAX_ROWS) {
       constexpr int NV = slice_of<T>();
-      for (int at = 0; at < panels * PANEL; at += NV * W, o.b += NV * W * 4)
+      for (int at = 0; at < panels * PANEL; at += NV * W, o.b += NV * W * 4, o.later += NV * W * 4)
         tiles_of<T, MR, NV>(o, count, y + at, stride, add);
       return;
     }
