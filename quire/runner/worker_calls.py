@@ -123,8 +123,12 @@ class WorkerCalls:
 
 @contextmanager
 def with_two_layers_per_kind(model: nn.Module) -> Iterator[None]:
-    """Within, the model has two of each kind of layer."""
-    stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) > 2]
+    """Within, the model has two of each kind of layer.
+
+    Lists of modules without parts, such as projections, are no layers: code takes them by number.
+    """
+    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) > 2]
+    stacks = [one for one in lists if all(any(layer.children()) for layer in one)]
     whole = [list(stack) for stack in stacks]
     try:
         for stack, layers in zip(stacks, whole):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 import quire
 from quire import LLM, SamplingParams, env
@@ -146,6 +147,15 @@ def test_a_trace_runs_two_layers_of_each_kind(kind, kept):
         assert len(model.layers) == kept
         assert set(model.layers) < set(before)
     assert list(model.layers) == before
+
+
+def test_a_trace_keeps_all_modules_of_a_list_that_is_no_stack_of_layers():
+    """Gemma 3n takes one projection for each of its four streams, by number."""
+    model = nn.Module()
+    model.projections = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
+    model.layers = nn.ModuleList([nn.Sequential(nn.Linear(4, 4)) for _ in range(3)])
+    with with_two_layers_per_kind(model):
+        assert (len(model.projections), len(model.layers)) == (3, 2)
 
 
 def test_the_graphs_of_a_whole_model_are_captured_after_every_trace():

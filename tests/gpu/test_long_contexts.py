@@ -11,7 +11,7 @@ from tests.cpu.tiny_models import write_model
 
 OPTIONS = {
     "device": "cuda", "dtype": "bfloat16", "num_gpu_blocks_override": 2000, "max_model_len": 4096,
-    "max_num_seqs": 24, "use_tqdm_on_load": False,
+    "max_num_seqs": 24, "use_tqdm_on_load": False, "hf_overrides": {"max_position_embeddings": 4096},
 }  # fmt: skip
 
 
