@@ -278,3 +278,18 @@ def test_the_drafts_of_a_head_are_soon_as_many_as_pay(rows, least):
     off = Simulation(rows, lambda _: 0.8, verifying, **how | {"drafts": 0})
     on = Simulation(rows, lambda _: 0.8, verifying, **how)
     assert on.run() / off.run() > least
+
+
+def test_the_step_behind_an_awaited_one_is_planned_before_its_updates_are_read():
+    setup = Setup(blocks=64, block_size=16, budget=64, slots=4, depth=2)
+    setup.drafts, setup.proposer = 3, proposer(lambda _: 1.0)
+    scheduler, _, _ = setup.build()
+    engine = EngineCore(scheduler, Executor(next_token), steps_in_flight=2, check=True)
+    engine.add(request("a", (5, 1, 2), stop=StopConditions(60)))
+    several = 0
+    while not engine.empty:
+        updates = engine.step()
+        if updates and len(updates[0].token_ids) > 1 and not scheduler.idle:
+            several += 1
+            assert engine._in_flight, "the device has work while the updates are read"
+    assert several > 5
