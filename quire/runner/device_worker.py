@@ -116,9 +116,6 @@ def build_step_result(
     errors, request_errors, non_finite = sampled.row_errors
     if inputs.decode_only and not inputs.next_drafts:
         tokens: list[tuple[int, ...]] = list(zip(ids))
-        if not isinstance(rows, range):
-            by_row = dict(zip(rows, tokens))
-            tokens = [by_row[row] for row in range(len(rows))]
     else:
         tokens = [()] * (1 + max(inputs.rows))
         for i in kept:

@@ -21,6 +21,9 @@ LONG_CONTEXT: Final = 4096
 LEAST_KEYS: Final = 16384
 """Tokens that the rows of a step read: fewer are read as fast by one kernel with norms, rotation
 and cache write in it."""
+LONE_CONTEXT: Final = 65536
+"""Tokens of a context that is a step's only row: with fewer, kernels apart take longer than they
+save."""
 MOST_ROWS: Final = 256
 """Rows of a step with the variant."""
 LARGE_SHARE: Final = 1 / 64

@@ -105,7 +105,7 @@ def find_worthy_groups(plan: StepPlan, batch: StepBatch) -> list[PrefixGroup]:
     a part in the step."""
     if not batch.decode_only or batch.uses_drafts or plan.parts or len(batch.rows) < LEAST_ROWS:
         return []
-    groups = find_groups([plan.rows[i].seq.tables[0] for i in batch.rows])
+    groups = find_groups([row.seq.tables[0] for row in plan.rows])
     return groups if sum(group.saved for group in groups) >= LEAST_SAVED else []
 
 

@@ -1,8 +1,6 @@
 """Step batch: the numbers of one forward pass, gathered from a plan on the host.
 
-The rows of one token come first ("decodes"), the others after them, each kind in the plan's order;
-many decodes begin with the longest context, as programs of a kernel start in their order and none
-should run alone at its end.
+The rows of one token come first ("decodes"), the others after them, each kind in the plan's order.
 A row with drafts is as many rows of one token of the same slot: each attends to the tokens before
 it, whose keys the step has written by then, and each is sampled. So a step of such rows is like any
 other decode step. Nothing here refers to the scheduler's objects, which change later; block tables
@@ -16,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Container
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -25,9 +22,6 @@ import numpy.typing as npt
 from quire.core.types import Row, StepPlan, Wants
 
 Ints = npt.NDArray[np.int32]
-
-LEAST_SORTED = 32
-"""Decoding rows that are sorted: fewer all run at once."""
 
 
 class DraftInputs(NamedTuple):
@@ -205,10 +199,7 @@ def _rotary(rows: list[Row]) -> Ints:
 
 def _build_decode_batch(seqs: tuple, starts: tuple[int, ...]) -> StepBatch:
     """The most frequent step by far: few passes over the rows."""
-    rows: Seq[int] = range(len(seqs))
-    if len(rows) >= LEAST_SORTED:
-        rows = np.argsort(-np.array(starts, dtype=np.int32), kind="stable").tolist()
-        seqs, starts = itemgetter(*rows)(seqs), itemgetter(*rows)(starts)
+    rows = range(len(seqs))
     slots = [seq.slot for seq in seqs]
     positions = np.array(starts, dtype=np.int32)
     contexts = positions + 1
@@ -278,8 +269,6 @@ def _build_draft_batch(
 
 def _build_mixed_batch(planned: tuple[Row, ...]) -> StepBatch:
     ones = [i for i, row in enumerate(planned) if row.count == 1 + row.drafts]
-    if len(ones) >= LEAST_SORTED:
-        ones.sort(key=lambda i: -planned[i].start)
     order = ones + [i for i, row in enumerate(planned) if row.count != 1 + row.drafts]
     rows = [planned[i] for i in order]
     slots, starts, counts, drafts, prompts = np.array(

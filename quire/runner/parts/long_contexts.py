@@ -8,6 +8,7 @@ from quire.models.base import LanguageModel
 from quire.runner.long_contexts import (
     LARGE_SHARE,
     LEAST_KEYS,
+    LONE_CONTEXT,
     LONG_CONTEXT,
     MOST_ROWS,
     LongContextRows,
@@ -33,7 +34,8 @@ class LongContextsPart(StepPart, frozen=True, array_like=True):
             return None
         contexts = batch.contexts[: batch.num_decodes]
         longest, keys = int(contexts.max()), int(contexts.sum())
-        if longest < LONG_CONTEXT or keys < LEAST_KEYS or longest < LARGE_SHARE * keys:
+        least = LONE_CONTEXT if batch.num_decodes == 1 else LEAST_KEYS
+        if longest < LONG_CONTEXT or keys < least or longest < LARGE_SHARE * keys:
             return None
         return None if find_worthy_groups(plan, batch) else cls()
 

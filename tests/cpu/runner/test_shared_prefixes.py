@@ -5,16 +5,12 @@ import random
 import pytest
 import torch
 
-from quire.core.types import Request, Row, Sequence, StepPlan, StopConditions, Wants
-from quire.runner import shared_prefixes
 from quire.runner.shared_prefixes import (
     LEAST_GROUP,
     PrefixGroup,
     SharedPrefixRows,
     find_groups,
-    find_worthy_groups,
 )
-from quire.runner.step_batch import LEAST_SORTED, build_step_batch
 from tests import tiers
 
 
@@ -83,20 +79,3 @@ def test_groups_are_cut_into_tiles():
     assert torch.equal(rows._on_device, torch.from_numpy(rows._written))
     rows.write([])
     assert not rows._on_device.any()
-
-
-def test_groups_are_of_the_rows_of_the_batch(monkeypatch):
-    """Which has the rows of a plan in another order."""
-    monkeypatch.setattr(shared_prefixes, "LEAST_SAVED", 1)
-    rows = []
-    for i in range(LEAST_SORTED):
-        own = [1, 2, 3] if i % 2 else [100 + i]
-        request = Request(f"{i}", (5,) * (60 + i % 5), StopConditions(max_tokens=9))
-        seq = Sequence(request, 0, [*request.prompt], (table(own, [200 + i]),), slot=i)
-        rows.append(Row(seq, 59 + i % 5, 1, Wants.TOKEN, 0))
-    plan = StepPlan(1, tuple(rows))
-    batch = build_step_batch(plan)
-    assert batch.rows != range(len(rows))
-    (group,) = find_worthy_groups(plan, batch)
-    assert group.blocks == 3
-    assert sorted(batch.rows[at] for at in group.rows) == [*range(1, len(rows), 2)]

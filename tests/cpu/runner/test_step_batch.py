@@ -7,11 +7,8 @@ import numpy as np
 
 from quire.core.types import UNKNOWN, Request, Row, Sequence, StepPlan, StopConditions, Wants
 from quire.runner import step_batch
-from quire.runner.device_worker import build_step_result
 from quire.runner.slots import SlotTables, TableShape
-from quire.runner.step_batch import LEAST_SORTED, build_step_batch
-from quire.sampling.sampler_output import RowErrors
-from quire.sampling.step_sampling import StepTokens
+from quire.runner.step_batch import build_step_batch
 
 BLOCK = 4
 
@@ -59,25 +56,6 @@ def test_a_step_of_last_tokens_is_decode_only():
     assert made.num_outputs.tolist() == [1, 0]
     assert (list(made.sampled_rows), made.sampled_slots) == ([0, 1], (0, 1))
     assert (made.num_decodes, made.max_query, made.max_context) == (2, 1, 4)
-
-
-def test_many_decoding_rows_begin_with_the_longest_context():
-    """Results are by the plan's rows all the same."""
-    rows = [
-        Row(sequence(f"{i}", range(5, 6 + i % 7), slot=i, table=[i]), i % 7, 1, Wants.TOKEN, 0)
-        for i in range(LEAST_SORTED)
-    ]
-    prompt = Row(sequence("p", range(9), slot=99, table=[99]), 0, 9, Wants.TOKEN, 0)
-    for made in (gathered(*rows), gathered(prompt, *rows)):
-        contexts = made.contexts[: made.num_decodes].tolist()
-        assert contexts == sorted(contexts, reverse=True)
-        tokens = StepTokens.of([*made.sampled_slots], {}, RowErrors({}, {}, {5: "NaN"}), None)
-        result = build_step_result(made, tokens, [])
-        slots = [row.seq.slot for row in ((prompt, *rows) if made.max_query > 1 else rows)]
-        assert result.token_ids == [(slot,) for slot in slots]
-        assert result.non_finite == {slots.index(made.sampled_slots[5]): "NaN"}
-    few = gathered(*rows[: LEAST_SORTED - 1])
-    assert few.rows == range(LEAST_SORTED - 1)
 
 
 def test_what_was_gathered_does_not_change_with_the_scheduler_s_objects():
