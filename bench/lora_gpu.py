@@ -3,7 +3,6 @@
     python bench/lora_gpu.py [--forms late,early,before,beside,behind,tiles] [--rows 1,2,4,8,16,32,64,4096]
                              [--adapters 1,8,32] [--ranks 16,64] [--models llama-8b,...] [--max-rank 0] [--slots 32]
                              [--layers] [--seconds 0] [--set MODULE.NAME=NUMBER,...] [--json FILE]
-                             [--pair-plan 32,64,128,5,4]
 
 A time is the median of graph replays over weights and banks that do not fit the cache together. A
 line has a model's layer without and with the adapters of all its rows: its four products with the
@@ -14,7 +13,6 @@ alone. A list of the fastest forms comes last.
 --max-rank: the rank of the banks, if they are to be larger than the adapters. --layers: the base and
 the rest of each product too. --seconds: begin no measurement after so many. --set few_rows.COLUMNS=64,...:
 other constants of modules of quire/kernels/gpu/lora; may be given several times, each is measured.
---pair-plan: gate_up of 17 to 32 rows, with and without adapters, is a ring with this RingPlan.
 """
 
 import argparse
@@ -39,9 +37,7 @@ from quire.kernels.formats.lora_bank import LoraBank, LoraRows
 from quire.kernels.framework import lazy_fusion
 from quire.kernels.framework.kernel_precompile import KernelCompilers
 from quire.kernels.framework.meta_device import on_meta_device, trace_kernels
-from quire.kernels.gpu.linear import small_m_plans, small_m_ring
-from quire.kernels.gpu.linear.small_m_plans import GluonPlan
-from quire.kernels.gpu.linear.small_m_ring import RingPlan
+from quire.kernels.gpu.linear import small_m_plans
 from quire.kernels.gpu.lora import adapted_linear, few_rows
 from quire.kernels.gpu.runtime.target import GpuTarget
 from quire.kernels.linear import linear
@@ -122,18 +118,6 @@ def set_constants(text):
             found = import_module(f"quire.kernels.gpu.lora.{module}")
             stack.enter_context(mock.patch.object(found, constant, int(value)))
         yield
-
-
-def set_pair_plan(plan):
-    """Let products of two halves and 17 to 32 rows be those of a ring."""
-    rule = small_m_plans.plan_of
-
-    def plan_of(rows, outputs, inputs, pair):
-        if pair and 16 < rows <= 32 and small_m_ring.fits(RingPlan(*plan), outputs, inputs, pair):
-            return GluonPlan("ring", RingPlan(*plan))
-        return rule(rows, outputs, inputs, pair)
-
-    small_m_plans.plan_of = plan_of
 
 
 class Mix(NamedTuple):
@@ -242,13 +226,10 @@ def main():
     parse.add_argument("--slots", type=int, default=32)
     parse.add_argument("--set", action="append", default=[])
     parse.add_argument("--layers", action="store_true")
-    parse.add_argument("--pair-plan", type=numbers, help="ring of gate_up of 17 to 32 rows")
     parse.add_argument("--seconds", type=float, default=0)
     parse.add_argument("--json")
     parse.add_argument("--compile", action="store_true", help="only compile the kernels")
     args = parse.parse_args()
-    if args.pair_plan:
-        set_pair_plan(args.pair_plan)
     if args.compile:
         print(compile_ahead(args), "kernels", flush=True)
         return

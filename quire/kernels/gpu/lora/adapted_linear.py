@@ -8,8 +8,7 @@
     BEHIND    the base product, v = A x, v B^T
 
 The product is that of the base model in any form, with its bits. Products with v B^T in them:
-gemv_lora.py for one row; small_m_bands_lora.py, small_m_ring_groups.py, small_m_ring_lora.py and
-small_m_lora.py for more; the rest: few_rows.py.
+gemv_lora.py for one row, small_m_ring_lora.py and small_m_lora.py for more; the rest: few_rows.py.
 Adapters of other products are behind them (lora_linear.py).
 """
 
@@ -33,10 +32,9 @@ INSIDE = LATE, EARLY
 FORMS = {32: LATE, 64: BESIDE}
 """The form of so many rows and fewer, as measured (bench/lora_gpu.py). Products that cannot have
 adapters inside, of more than one row, have them BESIDE."""
-BANDS_INSIDE = 1
-"""Whether products by bands have adapters inside; 0: they are BESIDE."""
-RINGS = "small_m_ring_groups", "small_m_ring_lora"
-"""Rings with adapters inside: the first that takes a product multiplies it."""
+MAX_RING_ROWS = 8
+"""Rows of products with a ring that have adapters inside. Of 32 rows the ring takes longer with
+them than they take BESIDE it."""
 MAX_RANK_INSIDE = 32
 """Of several rows with larger ranks the sums inside the product take longer than behind it."""
 
@@ -73,11 +71,8 @@ def launch(
     v = few_rows.launch_shrink(z, x, bank, rows, norm, ahead, early=not late)
     if len(x) == 1:
         gemv_lora.launch(z, x, weight, bias, bank, rows, v, late, norm, act, memory_idle)
-    elif bands := small_m_plans.find_bands(len(x), weight, act is not None, normed=False):
-        _gluon("small_m_bands_lora").launch(z, x, weight, bias, bank, rows, v, late, act, bands)
     elif plan := small_m_plans.find_plan(len(x), weight, act is not None):
-        ring = _find_ring(bank, plan.numbers)
-        ring.launch(z, x, weight, bias, bank, rows, v, late, act, plan.numbers)
+        _ring().launch(z, x, weight, bias, bank, rows, v, late, act, plan.numbers)
     else:
         small_m_lora.launch(z, x, weight, bias, bank, rows, v, late, act)
 
@@ -131,11 +126,10 @@ def _form_of(rows: int, weight: Tensor, bank: LoraBank, pair: bool) -> str | Non
         return BEHIND
     # a product with a plan keeps it: so rows without an adapter have the bits of other steps
     if small_m_plans.find_bands(rows, weight, pair, normed=False):
-        # fewer rows may have a norm inside
-        inside = BANDS_INSIDE and rows > small_m_plans.MAX_NORMED_ROWS
-        return form if inside and _gluon("small_m_bands_lora").supports(bank) else BESIDE
+        return BESIDE
     if plan := small_m_plans.find_plan(rows, weight, pair):
-        inside = plan.kernel == "ring" and _find_ring(bank, plan.numbers) is not None
+        few = plan.kernel == "ring" and rows <= MAX_RING_ROWS
+        inside = few and _ring().supports(bank, plan.numbers)
         return form if inside else BESIDE
     if rows > small_m_linear.MAX_ROWS:
         return BESIDE
@@ -143,15 +137,10 @@ def _form_of(rows: int, weight: Tensor, bank: LoraBank, pair: bool) -> str | Non
     return form if inside else None
 
 
-def _find_ring(bank: LoraBank, plan: Any) -> Any:
-    """Return the ring with adapters inside that takes a plan; None: there is none."""
-    return next((one for one in map(_gluon, RINGS) if one.supports(bank, plan)), None)
-
-
 @functools.cache
-def _gluon(name: str) -> Any:
-    """A kernel with adapters inside; imported where a product has a plan: Triton has Gluon then."""
-    return import_module(f"quire.kernels.gpu.lora.{name}")
+def _ring() -> Any:
+    """Imported where a product has a plan: Triton has Gluon then."""
+    return import_module("quire.kernels.gpu.lora.small_m_ring_lora")
 
 
 @functools.cache

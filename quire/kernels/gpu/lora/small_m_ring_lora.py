@@ -1,4 +1,4 @@
-"""Product of two to 32 rows from a ring in shared memory, with adapters: one launch behind shrink.
+"""Product of few rows from a ring in shared memory, with adapters: one launch behind shrink.
 
     v = A x                             the launch before (few_rows.py)
     z = x W^T + bias, then v B^T        as small_m_ring.py, with its bits; B of all rows is on the
