@@ -4,6 +4,10 @@ import pytest
 import torch
 
 from quire.kernels.act import act_mul
+from quire.kernels.formats.lora_bank import LoraBank
+from quire.kernels.framework.meta_device import on_meta_device
+from quire.kernels.gpu.linear import small_m_plans
+from quire.kernels.gpu.runtime.target import GpuTarget
 from quire.kernels.lora import lora_linear, random_bank, random_rows, sort_rows
 from tests import tiers
 from tests.cpu.gpu_kernels import gluon_on_torch
@@ -101,3 +105,18 @@ def test_a_ring_has_the_adapters_of_its_rows(parts, kind, dora, in_python):
     assert not torch.equal(z, base)
     if kind:
         torch.testing.assert_close(act.out, act_mul(z, kind), atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs", "form"),
+    [(8, 4096, 1024, "late"), (16, 4096, 1024, "beside"), (32, 6144, 4096, "beside")],
+)
+def test_rings_of_more_rows_have_adapters_beside_them(rows, outputs, inputs, form):
+    from quire.kernels.gpu.lora import adapted_linear
+
+    meta = torch.device("meta")
+    with on_meta_device(GpuTarget((9, 0), 132)):
+        bank = LoraBank.allocate(4, 16, inputs, (outputs,), torch.bfloat16, meta)
+        weight = torch.empty(outputs, inputs, dtype=torch.bfloat16, device=meta)
+        assert small_m_plans.find_plan(rows, weight, False).kernel == "ring"
+        assert adapted_linear._form_of(rows, weight, bank, False) == form
