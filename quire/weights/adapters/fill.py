@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor
 
 from quire.errors import WeightError
+from quire.platform import cpu
 from quire.weights.adapters import packed
 from quire.weights.adapters.adapter import Delta
 from quire.weights.adapters.packed import Allocate, PackedLayout, TensorSpec, bytes_of
@@ -128,7 +128,7 @@ def fill(plans: Sequence[DeltaPlan], source: AdapterTensors, allocate: Allocate)
 
 def num_readers(most: int) -> int:
     """Threads for so many pieces of work."""
-    return max(1, min(packed.READERS, len(os.sched_getaffinity(0)), most))
+    return max(1, min(packed.READERS, cpu.available_cores(), most))
 
 
 class _Span(NamedTuple):
