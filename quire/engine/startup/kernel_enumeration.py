@@ -168,12 +168,9 @@ def run_steps(runner: Any, config: EngineConfig) -> None:
     with with_few_layers(worker, model):
         if config.cache.groups:
             _run_block_operations(worker, config)
-        if config.pooling is not None:
-            # if the model generates, the forward passes are those of other steps
-            known = config.generates and worker.proposals is None
-            with without_layers(model) if known else nullcontext():
-                _run_pooled_steps(worker, config, config.pooling, rows, heads_alone=known)
         if not config.generates:
+            assert config.pooling is not None, "a model that does neither"
+            _run_pooled_steps(worker, config, config.pooling, rows)
             worker.warm_up_kernels()
             worker.capture_graphs(0)
             return
@@ -203,13 +200,6 @@ def run_steps(runner: Any, config: EngineConfig) -> None:
             worker.compute(batches[0], [adapted_rows(batches[0], load)])
             for batch in batches:
                 worker.compute(batch, [adapted_rows(batch)])
-        for count in sizes(min(CHUNK_POSITIONS, scheduler.max_model_len - 1)):
-            part = PromptLogprobsPart((PromptRow(0, 0, 0, (0,) * count, 1),))
-            worker.compute(prompt_batch(0, [count], 0), [part])
-        worker.compute(prompt_batch(1, [2], 0), [PromptEmbedsPart((), bytes(8))])
-        if config.encoder is not None and config.encoder.start_id is not None:
-            for sources in _encoder_batches(config.encoder, config.cache.block_size):
-                worker.compute(prompt_batch(1, [2], 0), [EncoderPart(sources)])
         worker.warm_up_kernels()
         if runner.link.is_last:
             hidden = _HiddenStates()
@@ -221,6 +211,24 @@ def run_steps(runner: Any, config: EngineConfig) -> None:
                 for size in sizes(max(rows, verified)):
                     _sample(model, sampler, hidden.states[:size])
         worker.capture_graphs(0)
+        _run_parts(worker, config, model, rows)
+
+
+def _run_parts(worker: Any, config: EngineConfig, model: nn.Module, rows: int) -> None:
+    """Run the parts of steps that generate. Last: torch imports torch._dynamo for some of their
+    functions on the meta device, while the kernels of other steps compile."""
+    for count in sizes(min(CHUNK_POSITIONS, config.scheduler.max_model_len - 1)):
+        part = PromptLogprobsPart((PromptRow(0, 0, 0, (0,) * count, 1),))
+        worker.compute(prompt_batch(0, [count], 0), [part])
+    worker.compute(prompt_batch(1, [2], 0), [PromptEmbedsPart((), bytes(8))])
+    if config.encoder is not None and config.encoder.start_id is not None:
+        for sources in _encoder_batches(config.encoder, config.cache.block_size):
+            worker.compute(prompt_batch(1, [2], 0), [EncoderPart(sources)])
+    if config.pooling is not None:
+        # the forward passes are those of other steps
+        known = worker.proposals is None
+        with without_layers(model) if known else nullcontext():
+            _run_pooled_steps(worker, config, config.pooling, rows, heads_alone=known)
 
 
 def _run_drafter(worker: Any, config: EngineConfig, verified: int) -> None:
@@ -258,7 +266,12 @@ def drafted(batch: StepBatch) -> StepBatch:
 
 
 def _run_pooled_steps(
-    worker: Any, config: EngineConfig, section: PoolingSection, rows: int, *, heads_alone: bool
+    worker: Any,
+    config: EngineConfig,
+    section: PoolingSection,
+    rows: int,
+    *,
+    heads_alone: bool = False,
 ) -> None:
     """Run prompts of all sizes without sampled rows; each row ends, and is pooled.
 
