@@ -152,6 +152,15 @@ def chain(tokens, states, run, count, follow=None):
 def run_drafting(engine, requests, see, stagger=0, close=True):
     """Run requests, added `stagger` steps apart; see(sequence) each that has drafts. Returns the
     tokens."""
+    drafting = engine._scheduler._drafting
+    set_proposals = drafting.set_proposals
+
+    def note(seq, drafts):
+        set_proposals(seq, drafts)
+        if seq.drafts and seq.tokens[-1] >= 0:
+            see(seq)
+
+    drafting.set_proposals = note  # the next step may be planned before step() returns
     waiting, out, steps = list(requests), {}, 0
     while waiting or not engine.idle:
         while waiting and not (stagger and steps % stagger):
@@ -161,10 +170,8 @@ def run_drafting(engine, requests, see, stagger=0, close=True):
         for update in engine.step():
             assert update.error is None
             out.setdefault((update.request_id, update.index), []).extend(update.token_ids)
-        for seq in engine._scheduler.sequences():
-            if seq.drafts and seq.tokens[-1] >= 0:
-                see(seq)
         steps += 1
+    drafting.set_proposals = set_proposals
     if close:
         engine.shutdown()
     return out

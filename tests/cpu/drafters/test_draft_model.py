@@ -61,7 +61,7 @@ def test_drafts_are_the_greedy_tokens_of_the_model(target, small):
     reference = reference_of(target_tensors(SMALL, seed=2), 2)
     got, whole = check_drafts(engine_with(target, "draft_model", small), greedy, reference)
     assert got == want
-    assert whole > 0.9
+    assert whole > 0.8
 
 
 SETTINGS = {
