@@ -54,6 +54,8 @@ CONVENTIONS = {
         "moe_top_k": "num_experts_per_tok",
     },
     "defaults": {"rms_norm_eps": 1e-5},
+    "mlp_joined": True,
+    "embedding_keys": (),  # embedding_size is a number of rows
 }
 NOT_SERVED = (
     *("weight_tying", "tie_word_embeddings", "include_bias", "alibi", "scale_logits"),

@@ -10,7 +10,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire import LLM, SamplingParams
-from quire.config.facts import count_weights_in_headers, read_hf_config
+from quire.config.facts import (
+    count_weights_in_headers,
+    estimate_weights,
+    layer_facts,
+    read_hf_config,
+)
 from quire.config.model_identity import is_tower_tensor, resolve_identity
 from quire.errors import ConfigError, WeightError
 from quire.models.build import build_model, read_model_config
@@ -236,6 +241,18 @@ def test_molmo_refuses_a_tokenizer_with_its_tokens_elsewhere(tmp_path):
     other = HubPrompts(tmp_path, config, [tokens[0], tokens[3], *tokens[1:3], tokens[4]])
     with pytest.raises(ConfigError, match=r"as \[262, 263, 261, 264\]; .* begin at 261"):
         other.place("a", other.items((56, 56)))
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen", "molmo", "molmo_of_olmo", "molmo_of_experts", "deepseek_vl_v2"]
+)
+def test_widths_of_mlps_are_counted_right_without_headers(name, tmp_path):
+    """Of some families config.json has the width of two matrices together."""
+    made = FAMILIES[name](tmp_path)
+    text = {name: x for name, x in made.tensors.items() if not is_tower_tensor(name)}
+    hf = read_hf_config(tmp_path)
+    found = estimate_weights(hf, layer_facts(hf)).matrices
+    assert found == pytest.approx(sum(x.numel() for x in text.values()), rel=0.1)
 
 
 def refused(config, field):
