@@ -44,7 +44,8 @@ class Env:
     visible_gpus: tuple[str, ...] | None
     """CUDA_VISIBLE_DEVICES: the GPUs of this process, with commas. Unset: all."""
     num_threads: int | None
-    """OMP_NUM_THREADS: CPU threads of the kernels. Unset: every core this process may run on."""
+    """OMP_NUM_THREADS: CPU threads of the kernels, of a list ("4,2") the first number. Unset: every
+    core this process may run on."""
 
 
 QUIRE_VARIABLES = frozenset(
@@ -77,7 +78,7 @@ def _text(*names: str) -> str | None:
 
 def read() -> Env:
     """Read the environment now. Called by main() and LLM(), never at import."""
-    threads = _text("OMP_NUM_THREADS") or ""
+    threads = (_text("OMP_NUM_THREADS") or "").partition(",")[0].strip()
     triton = _text("TRITON_CACHE_DIR")
     gpus = _text("CUDA_VISIBLE_DEVICES")
     return Env(

@@ -39,6 +39,7 @@ class Conventions:
     period: int = 1
     windows_on_request: bool = False  # only with use_sliding_window
     mlp_kind: Literal["gated", "plain"] = "gated"  # three matrices or two
+    mlp_joined: bool = False  # intermediate_size is that of the gate and what it gates together
     positions_kind: Literal["rotary", "learned", "alibi", "relative", "computed"] = "rotary"
     tied: bool = False  # if tie_word_embeddings is absent
     source: Literal["tokens", "audio", "image", "images"] = "tokens"
@@ -49,6 +50,8 @@ class Conventions:
     uncached_layers: str = ""  # the field with the numbers of layers that keep nothing
     positions_after_padding: bool = False  # the first one is pad_token_id + 1
     bidirectional: bool = False  # an encoder: every token attends to all others
+    embedding_keys: tuple[str, ...] = ("word_embed_proj_dim", "embedding_size")
+    """Fields with the width of the vectors of tokens, if that is not the hidden size."""
     embedding_state: Literal["cls", "last"] = "cls"  # of an encoder: the token that is pooled
     embedding_field: str = ""  # the field with the size of projected embeddings
     ends_prompts: bool = False  # an embedding is the state of the first end token

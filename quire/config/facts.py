@@ -60,7 +60,6 @@ LENGTH_KEYS = (
     "max_trained_positions",
 )
 HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model", "n_embed", "dim")
-EMBEDDING_KEYS = ("word_embed_proj_dim", "embedding_size", *HIDDEN_KEYS)
 UNSCALED_ROPE = ("default", "ntk", "su", "longrope", "llama3", "mrope", "proportional")
 OUTPUT_HEADS = ("lm_head.", "cls.", "embed_out.", "vocab_transform.", "vocab_projector.")
 """First parts of the names of output heads, also of encoders that predict masked tokens."""
@@ -292,7 +291,7 @@ def _model_facts(
         max_len=context_length(hf, tokenizer_length),
         vocab=_int(hf, "vocab_size"),
         hidden=_int(hf, *HIDDEN_KEYS),
-        embedding=_int(hf, *EMBEDDING_KEYS),
+        embedding=_int(hf, *conventions_of(hf).embedding_keys, *HIDDEN_KEYS),
         mlp=int(hf.get("shared_intermediate_size") or _mlp(hf)),
         heads=_heads(hf),
         layers=cached,
@@ -442,7 +441,7 @@ def estimate_weights(hf: Json, layers: Sequence[LayerFacts]) -> WeightFacts:
     family, has_encoder = conventions_of(hf), bool(hf.get("is_encoder_decoder"))
     if groups := hf.get("num_hidden_groups"):  # which all layers share
         layers = layers[: int(groups) * int(hf.get("inner_group_num") or 1)]
-    size = _int(hf, *EMBEDDING_KEYS)
+    size = _int(hf, *conventions_of(hf).embedding_keys, *HIDDEN_KEYS)
     matrices = vocab * size * (1 if has_tied_embeddings(hf) else 2)
     if family.positions_kind == "learned":
         positions = _int(hf, "max_position_embeddings", "n_positions", "max_target_positions") + 2

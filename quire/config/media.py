@@ -122,6 +122,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def resolve_media(options: MediaOptions, facts: MediaFacts | None) -> MediaSection | None:
     """Resolve the section. None: requests have no media. Raises ConfigError."""
+    counts = item_counts(options)
     if facts is None or options.language_model_only:
         for name in ("enable_mm_embeds", "mm_processor_kwargs"):
             if getattr(options, name) and facts is None:
@@ -135,7 +136,7 @@ def resolve_media(options: MediaOptions, facts: MediaFacts | None) -> MediaSecti
         config=facts.config,
         preprocessors=facts.preprocessors,
         processor=facts.processor,
-        counts=item_counts(options),
+        counts=counts,
         kwargs=options.mm_processor_kwargs,
         io_kwargs=options.media_io_kwargs,
         cache_bytes=int(options.mm_processor_cache_gb * (1 << 30)),
@@ -160,7 +161,7 @@ def item_counts(options: MediaOptions) -> dict[str, int]:
         whole = isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= 1 << 20
         if modality not in MODALITIES or not whole:
             raise ConfigError(
-                "limit_mm_per_prompt must be numbers of image, video and audio, as "
+                "limit_mm_per_prompt must be numbers of image, video and audio, 0 or more, as "
                 f'{{"image": 2}}; got {modality!r}: {value!r:.80}'
             )
         found[modality] = int(count)

@@ -184,8 +184,11 @@ def _short_conv(hf: Json) -> StateFacts:
 
 
 def mlp_width(hf: Json, stated: int) -> int:
-    """Return the width of an MLP: of LFM2 two thirds of the stated one, a factor, rounded up."""
+    """Return the width of an MLP: of LFM2 two thirds of the stated one, a factor, rounded up; of
+    some a half."""
     own = hf.get("block_ff_dim") or stated
+    if conventions_of(hf).mlp_joined:
+        return int(own) // 2
     if conventions_of(hf).recurrent != "short_conv" or hf.get("block_auto_adjust_ff_dim") is False:
         return int(own)
     factor, multiple = (

@@ -173,6 +173,11 @@ class EncodesMedia(Protocol):
         ...
 
     @property
+    def added_token(self) -> int | None:
+        """The token to whose embedding rows are added; None: they take the place of embeddings."""
+        ...
+
+    @property
     def slices(self) -> int:
         """Parts of about equal time that its work can be divided into, at most."""
         ...

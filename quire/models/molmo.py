@@ -1,11 +1,12 @@
-"""Molmo, its text half: Qwen2 or OLMo-2 with names of its own, beside CLIP-L.
+"""Molmo, its text half: Qwen2, OLMo-2 or OLMoE with names of its own, beside CLIP-L.
 
 Rows for the tokens of images are a table of their own in checkpoints, behind the embeddings of the
 vocabulary, which are padded, as the head is. Of the two halves of the gated MLP the second one is
-the gate.
+the gate. MolmoE has experts in place of the MLP in every layer, whose weights do not sum to one;
+its config.json has the names of OLMo, and its tensors are in modules for attention and experts.
 
-Source: model_type "molmo", https://huggingface.co/allenai/Molmo-7B-D-0924 and Molmo-7B-O-0924;
-        arXiv 2409.17146
+Source: model_type "molmo", https://huggingface.co/allenai/Molmo-7B-D-0924, Molmo-7B-O-0924 and
+        MolmoE-1B-0924; arXiv 2409.17146
 """
 
 from __future__ import annotations
@@ -14,11 +15,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import Tensor, nn
+
 from quire.distributed.mesh import vocab_range
 from quire.errors import ConfigError
-from quire.layers import AllHeadsRMSNorm, Embedding, LMHead
+from quire.layers import (
+    ACTIVATION_KINDS,
+    AllHeadsRMSNorm,
+    Embedding,
+    ExpertActivation,
+    Experts,
+    LMHead,
+    Router,
+    RoutingMethod,
+)
 from quire.models import llama, olmo2
 from quire.models._decoder import GatedMLP
+from quire.models._experts import ExpertSizes, expert_counts
 from quire.models._rope import rotary_sizes_of
 from quire.models._rotary_encoder import UpGateLinear
 from quire.models.base import Hf, Weights, field_of
@@ -26,7 +39,48 @@ from quire.weights.mapping import WeightShard
 
 MORE_ROWS = 128
 """Rows of the embedding for tokens of images."""
-CONVENTIONS = {"names": {"layer_norm_eps": "rms_norm_eps"}}
+IMAGE_PATCH = 2
+"""Number of the row of <im_patch> among them."""
+CONVENTIONS = {
+    "names": {
+        "layer_norm_eps": "rms_norm_eps",
+        "d_model": "hidden_size",
+        "n_layers": "num_hidden_layers",
+        "n_heads": "num_attention_heads",
+        "n_kv_heads": "num_key_value_heads",
+        "mlp_hidden_size": "intermediate_size",
+        "mlp_ratio": "expansion_ratio",
+        "moe_num_experts": "num_experts",
+        "moe_top_k": "num_experts_per_tok",
+    },
+    "defaults": {"rms_norm_eps": 1e-5},
+    "mlp_joined": True,
+    "embedding_keys": (),  # embedding_size is a number of rows
+}
+NOT_SERVED = (
+    *("weight_tying", "tie_word_embeddings", "include_bias", "alibi", "scale_logits"),
+    *("normalize_input_embeds", "moe_interleave", "moe_shared_expert"),
+)
+"""Fields that must be false."""
+
+
+def mlp_width(hf: Hf) -> int:
+    """Return the width of the MLP, and of what projects images: fields are of two matrices."""
+    both = field_of(hf, "intermediate_size", int, default=None)
+    if both is None:
+        both = field_of(hf, "expansion_ratio", int) * field_of(hf, "hidden_size", int)
+    return both // 2
+
+
+def vocabulary_rows(hf: Hf) -> int:
+    """Return the rows of the embedding without those for images. Raises ConfigError."""
+    vocab = field_of(hf, "vocab_size", int)
+    rows = field_of(hf, "embedding_size", int, default=None) or vocab
+    if rows < vocab:
+        raise ConfigError(
+            f"config.json: embedding_size is {rows}; it must be vocab_size, {vocab}, or more"
+        )
+    return rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,28 +88,27 @@ class Config(llama.Config):
     rows: int  # of the embedding, without those for images, and of the head
     norms_after: bool = False  # of attention and MLP, not before them
     qk_norms: bool = False  # of all heads at once
+    moe: ExpertSizes | None = None  # None: layers have an MLP
 
     @classmethod
     def from_hf(cls, hf: Hf) -> Config:
         field_of(hf, "layer_norm_type", str, default="rms", one_of={"rms"})
         field_of(hf, "clip_qkv", float, default=None, one_of={None})
-        field_of(hf, "moe_num_experts", int, default=0, one_of={0})
-        for name in ("weight_tying", "tie_word_embeddings"):
+        field_of(hf, "rope", bool, default=True, one_of={True})
+        for name in NOT_SERVED:
             field_of(hf, name, bool, default=False, one_of={False})
-        mlp = field_of(hf, "intermediate_size", int) // 2  # of both matrices together
-        sizes = rotary_sizes_of({**hf, "intermediate_size": mlp})
-        rows = field_of(hf, "embedding_size", int, default=None) or sizes["vocab"]
-        if rows < sizes["vocab"]:
-            raise ConfigError(
-                f"config.json: embedding_size is {rows}; it must be vocab_size, "
-                f"{sizes['vocab']}, or more"
-            )
+        pairs = field_of(hf, "rope_impl", str, default="llama", one_of=("llama", "cockatoo"))
+        mlp = mlp_width(hf)
+        has_experts = field_of(hf, "num_experts", int, default=0) > 0
+        after = {False} if has_experts else None
         return cls(
-            **sizes,
-            rows=rows,
+            **rotary_sizes_of({**hf, "intermediate_size": mlp}),
+            rows=vocabulary_rows(hf),
             qkv_bias=field_of(hf, "qkv_bias", bool, default=False),
-            norms_after=field_of(hf, "norm_after", bool, default=False),
+            interleaved=pairs == "cockatoo",
+            norms_after=field_of(hf, "norm_after", bool, default=False, one_of=after),
             qk_norms=field_of(hf, "attention_layer_norm", bool, default=False),
+            moe=ExpertSizes(*expert_counts(hf), mlp, renormalise=False) if has_experts else None,
         )
 
 
@@ -73,12 +126,24 @@ class LayerMLP(GatedMLP):
         self.gate_up_proj = UpGateLinear(c.hidden, (c.mlp, c.mlp))
 
 
+class SparseMLP(nn.Module):
+    def __init__(self, c: Config, moe: ExpertSizes) -> None:
+        super().__init__()
+        routing = RoutingMethod(moe.top_k, renormalise=moe.renormalise)
+        self.gate = Router(c.hidden, moe.experts, routing)
+        act = ExpertActivation(ACTIVATION_KINDS[c.act])
+        self.experts = Experts(c.hidden, moe.mlp, moe.experts, act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.experts(x, *self.gate(x))
+
+
 class Layer(llama.Layer):
     attention_class = SelfAttention
 
     def __init__(self, c: Config, layer: int) -> None:
         super().__init__(c, layer)
-        self.mlp = LayerMLP(c)
+        self.mlp = LayerMLP(c) if c.moe is None else SparseMLP(c, c.moe)
 
 
 class LayerWithNormsAfter(olmo2.Layer):
@@ -134,6 +199,15 @@ NORM_PATHS: dict[bool, Mapping[str, str]] = {
     True: {"attn_norm": "post_attention_layernorm", "ff_norm": "post_feedforward_layernorm"},
 }
 """By Config.norms_after: theirs -> ours."""
+SPARSE_PATHS = {
+    "attn.att_proj": "self_attn.qkv_proj",
+    "attn.attn_out": "self_attn.o_proj",
+    "attn.q_norm": "self_attn.q_norm",
+    "attn.k_norm": "self_attn.k_norm",
+    "attn.attn_norm": "input_layernorm",
+    "mlp.ff_norm": "post_attention_layernorm",
+}
+"""Those of layers with experts."""
 
 
 class Model(llama.Model):
@@ -150,6 +224,7 @@ class Model(llama.Model):
             "qkv_proj": ("q_proj", "k_proj", "v_proj"),
             "gate_up_proj": ("gate_proj", "up_proj"),
         },
+        experts={"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)},
     )
 
     @staticmethod
@@ -160,5 +235,5 @@ class Model(llama.Model):
         super().__init__(c)
         self.embed_tokens = JoinedEmbedding(c.rows, MORE_ROWS, c.hidden)
         self.lm_head = PaddedHead(c.vocab, c.rows, c.hidden)
-        paths = {**LAYER_PATHS, **NORM_PATHS[c.norms_after]}
-        self.weights = replace(self.weights, paths=paths)
+        dense = {**LAYER_PATHS, **NORM_PATHS[c.norms_after]}
+        self.weights = replace(self.weights, paths=dense if c.moe is None else SPARSE_PATHS)

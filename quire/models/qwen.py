@@ -23,6 +23,7 @@ CONVENTIONS = {
         "rotary_pct": "partial_rotary_factor",
     },
     "defaults": {"seq_length": 2048},
+    "mlp_joined": True,
 }
 
 

@@ -39,6 +39,7 @@ MARKS = {
     "llama4": "<|image|>",
     "mistral3": "[IMG]",
     "molmo": "",
+    "molmo_of_experts": "",
     "phi4_multimodal": "<|image|>",
     "pixtral": "[IMG]",
     "qwen2_vl": "<|vision_start|> <|image_pad|> <|vision_end|>",

@@ -32,6 +32,15 @@ def test_the_level_comes_from_either_variable():
     assert "here" not in said.stderr
 
 
+@pytest.mark.parametrize(
+    ("given", "threads"), [("4", 4), ("4,2", 4), (" 3 , 1", 3), ("", None), ("many", None)]
+)
+def test_the_first_number_of_threads_counts(given, threads, monkeypatch):
+    """OpenMP reads a list: a number for each level of nested regions."""
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    assert env.read().num_threads == threads
+
+
 def test_an_unknown_level_is_refused():
     assert "must be one of CRITICAL" in python(SAY, QUIRE_LOGGING_LEVEL="loud").stderr
 

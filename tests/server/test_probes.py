@@ -152,6 +152,18 @@ def test_a_server_that_had_started_has_started_in_the_lobby_too():
         assert http.get("/ready").status_code == 503
 
 
+@pytest.mark.parametrize(
+    ("started", "phases"), [(False, ["process", "weights"]), (True, ["restart", "restart"])]
+)
+def test_weights_are_read_for_the_first_process_alone(started, phases):
+    with lobby(started=started) as (made, http):
+        told = [http.get("/ready").json()]
+        made.on_model_located()
+        told.append(http.get("/ready").json())
+    assert [one["phase"] for one in told] == phases
+    assert started != ("weights are being read" in told[1]["error"]["message"])
+
+
 def test_who_sends_a_body_to_the_lobby_gets_its_answer():
     with lobby() as (_, http):
         assert http.post("/v1/completions", content=b"x" * (1 << 20)).status_code == 503

@@ -29,6 +29,8 @@ SQUARE = 2
 MOST_CROPS = 36
 FIRST = "<|endoftext|>"
 PATCH, LINE_END, START, END = "<im_patch>", "<im_col>", "<im_start>", "<im_end>"
+OWN_TOKENS = (START, END, PATCH, LINE_END)
+"""In the order of their ids, which begin behind the vocabulary of the text model."""
 TEMPLATE = (
     "{% for message in messages %}{{ ' ' + message['role'].capitalize() + ': ' "
     "+ message['content'] }}{% endfor %}{% if add_generation_prompt %} Assistant:{% endif %}"
@@ -118,7 +120,7 @@ class Processor(ImageProcessor):
         return np.concatenate([cells[0].reshape(-1), *lines])
 
     def expand(self, media: ProcessedMedia, index: int) -> Expansion:
-        patch, line_end, start, end = (self.token(one) for one in (PATCH, LINE_END, START, END))
+        start, end, patch, line_end = self._own_tokens()
         ids: list[int] = [self.token(FIRST)] if index == 1 else []
         runs = []
         side = -(-self.crops.side // SQUARE)
@@ -133,6 +135,18 @@ class Processor(ImageProcessor):
                 ids += [patch] * columns + [line_end]
             ids.append(end)
         return Expansion(tuple(ids), tuple(runs), insert_at=0)
+
+    def _own_tokens(self) -> list[int]:
+        """Return the ids of OWN_TOKENS. Raises ConfigError if the model has others."""
+        config = self.files.config
+        found = [self.token(one) for one in OWN_TOKENS]
+        first = config.get("embedding_size") or config.get("vocab_size") or found[0]
+        if found != [*range(first, first + len(found))]:
+            raise ConfigError(
+                f"the tokenizer has {', '.join(OWN_TOKENS)} as {found}; the model adds rows of "
+                f"images to the third of the tokens behind its vocabulary, which begin at {first}"
+            )
+        return found
 
 
 def _slice(one: range) -> slice:

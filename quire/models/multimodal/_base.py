@@ -44,6 +44,8 @@ class MediaEncoder(nn.Module):
     modalities: tuple[str, ...]
     makes_results: ClassVar[bool] = False
     """Whether rows are results of the model, in place of embeddings of tokens."""
+    added_token: int | None = None
+    """The token to whose embedding rows are added; None: they take the place of embeddings."""
     patches_per_row = 4
     """Patches that a row is made of, at most; most families merge four."""
     bidirectional: bool = False

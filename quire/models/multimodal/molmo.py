@@ -3,16 +3,18 @@ whose query is their mean makes a row, and a gated MLP projects it.
 
 States of two layers are joined. Patches outside of the image get a learned vector, those that are
 partly outside another; as checkpoints were trained, the crop behind decides about a crop's patches,
-and those of the last one count as partly outside.
+and those of the last one count as partly outside. Rows are added to the embedding of <im_patch>.
 
-Source: model_type "molmo", https://huggingface.co/allenai/Molmo-7B-D-0924; arXiv 2409.17146
+Source: model_type "molmo", https://huggingface.co/allenai/Molmo-7B-D-0924 and MolmoE-1B-0924;
+        arXiv 2409.17146
 Axes:   N the whole image and the crops, P patches of one, S squares of 2 x 2 patches, E hidden size
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +23,7 @@ from torch import Tensor, nn
 from quire.kernels.framework import lazy_fusion
 from quire.layers import GatedActivation, Linear, PatchLinear
 from quire.layers.linear import OutputGroup
+from quire.models.molmo import IMAGE_PATCH, mlp_width, vocabulary_rows
 from quire.models.multimodal._base import EncoderInput, Hf, Weights, field_of
 from quire.models.multimodal._towers import (
     ImageEncoder,
@@ -45,6 +48,16 @@ SIZES = {
     "image_size": ("image_default_input_size", (336, 336)),
 }
 """Usual names -> those of `vision_backbone`, and the values that checkpoints do not state."""
+
+
+SERVED: Mapping[str, Sequence[Any]] = {
+    "vit_layers": ([*STATES],),
+    "image_pooling_2d": ("attention-meanq", "attention_meanq"),
+    "image_padding_embed": ("pad_and_partial_pad",),
+    "image_projector": ("mlp",),
+    "use_cls_feature": (False,),
+}
+"""Fields of MolmoE's config.json, and what they may be; others do not state them."""
 
 
 class FlatPatches(PatchLinear):
@@ -135,6 +148,9 @@ class Encoder(ImageEncoder):
 
     def __init__(self, hf: Hf) -> None:
         super().__init__()
+        for name, served in SERVED.items():
+            field_of(hf, name, type(served[0]), default=served[0], one_of=served)
+        self.added_token = vocabulary_rows(hf["text_config"]) + IMAGE_PATCH
         stated = hf.get("vision_backbone") or {}
         sizes = {ours: stated.get(theirs, usual) for ours, (theirs, usual) in SIZES.items()}
         config = VitConfig(**vit_sizes(sizes), class_token=True, patch_bias=False, first_norm=True)
@@ -143,8 +159,7 @@ class Encoder(ImageEncoder):
         self.tower.embeddings.patch_embedding = FlatPatches(config.channels, kernel, config.hidden)
         self.width = text_hidden(hf)
         self.pooling = SquarePooling(config)
-        mlp = field_of(hf, "intermediate_size", int) // 2
-        self.projector = RowProjector(config.hidden, mlp, self.width)
+        self.projector = RowProjector(config.hidden, mlp_width(hf["text_config"]), self.width)
         self.pad_embed = Learned(2, len(STATES) * config.hidden)
         absent = tuple(f"tower.{name}" for name in self.tower.unused())
         self.weights = replace(self.weights, absent=absent)

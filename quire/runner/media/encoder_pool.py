@@ -49,6 +49,11 @@ class EncoderPool:
         """Whether rows are results of the model, in place of embeddings of tokens."""
         return self._encoder.makes_results
 
+    @property
+    def added_token(self) -> int | None:
+        """The token to whose embedding rows are added; None: they take the place of embeddings."""
+        return self._encoder.added_token
+
     def encode(self, items: Sequence[EncodeItem]) -> None:
         """Encode items, and keep their rows. On the current stream."""
         encoded = [one for one in items if not brings_rows(one.tensors)]

@@ -70,7 +70,8 @@ class MediaRows:
     ) -> StepInputs:
         """Put rows of the pool in place of embeddings or results. Such tokens have id 0 then.
 
-        embed: of the model that reads the step; None: the one with the encoder.
+        Rows of some encoders are added to the embedding of one token. embed: of the model that
+        reads the step; None: the one with the encoder.
         """
         if step.carried is not None:
             return step
@@ -80,17 +81,25 @@ class MediaRows:
         rows = self.pool.gather((FIRST_ROW - ids).clamp(min=0))
         if self.pool.makes_results:
             return replace(step, token_ids=token_ids, result_rows=ResultRows(is_row, rows))
-        vectors = step.inputs_embeds
+        vectors, embed = step.inputs_embeds, embed or self._embed
         if vectors is None:
-            vectors = (embed or self._embed)(token_ids)
+            vectors = embed(token_ids)
             lazy_fusion.flush()
         rows = rows.to(vectors.dtype)
+        if self.pool.added_token is not None:
+            rows = rows + self._added(embed, self.pool.added_token, ids)
         width = vectors.shape[1]
         embeds = torch.where(is_row, rows[:, :width], vectors)
         step = replace(step, token_ids=token_ids, inputs_embeds=embeds)
         if rows.shape[1] == width:
             return step
         return replace(step, deepstack=torch.where(is_row, rows[:, width:], 0))
+
+    def _added(self, embed: Callable[[Tensor], Tensor], token: int, ids: Tensor) -> Tensor:
+        """Return the embedding of a token: [1, E]."""
+        found = embed(torch.full_like(ids[:1], token))
+        lazy_fusion.flush()
+        return found
 
 
 def attach_media_rows(

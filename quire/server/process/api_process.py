@@ -119,7 +119,7 @@ def _serve(
     found = link.receive()
     if not isinstance(found, ModelLocated):
         return 0  # it is over already
-    lobby.phase = "weights"
+    lobby.on_model_located()
     tokenizer = load_engine_tokenizer(
         found.config, None if found.tokenizer_folder is None else Path(found.tokenizer_folder)
     )

@@ -40,6 +40,7 @@ _CONNECTION_ERRORS = (
 STARTUP_PHASES = {
     "process": "the engine's process begins",
     "weights": "weights are being read, and the device is being prepared",
+    "restart": "a process of the server begins again; no weights are read for it",
     "opening": "the server opens",
 }
 
@@ -51,7 +52,7 @@ class StartupServer:
         self, listener: socket.socket, options: ServerOptions, *, started: bool = False
     ) -> None:
         """started: the server was ready before, in another process at this address."""
-        self.phase = "process"
+        self.phase = "restart" if started else "process"
         self._listener = listener.dup()
         self._options = options
         self._started = started
@@ -64,6 +65,11 @@ class StartupServer:
         """Answer from now on: what connects before the thread runs waits in the backlog."""
         self._listener.listen(BACKLOG)
         self._thread.start()
+
+    def on_model_located(self) -> None:
+        """Enter the phase in which the engine reads weights, unless it had read them before."""
+        if not self._started:
+            self.phase = "weights"
 
     def close(self) -> None:
         """Accept no more; what connects later waits for the server. Harmless when called again."""

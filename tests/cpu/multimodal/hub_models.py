@@ -35,7 +35,8 @@ class HubModel:
     """A folder with the files of a model.
 
     text: the text half, of transformers. rows_of: item -> its rows [n, E]. towers: names of tensors
-    of the encoder, one at least.
+    of the encoder, one at least. added: rows are added to the embeddings of tokens, in place of
+    taking their place.
     """
 
     folder: object
@@ -45,6 +46,7 @@ class HubModel:
     rows_of: object
     text: object
     towers: tuple
+    added: bool = False
 
     def __post_init__(self):
         (self.folder / "config.json").write_text(json.dumps(self.config))
@@ -73,14 +75,14 @@ class HubModel:
 
     @torch.inference_mode()
     def logits(self, ids, runs, rows):
-        """Logits of a prompt in whose runs the rows replace the embeddings: ours, transformers'."""
+        """Logits of a prompt with these rows in its runs: ours, transformers'."""
         model, config = self.ours
         at = torch.cat([torch.arange(start, start + n) for own in runs for start, n in own])
         embeds = model.embed_tokens(torch.tensor(ids, dtype=torch.int32)).clone()
-        embeds[at] = torch.cat(rows)
+        embeds[at] = torch.cat(rows) + embeds[at] * self.added
         stepper = Stepper(Embedded(model, embeds), config, max_tokens=len(ids) + 16)
         given = self.text.get_input_embeddings()(torch.tensor([ids]))
-        given[0, at] = torch.cat(rows)
+        given[0, at] = torch.cat(rows) + given[0, at] * self.added
         return stepper.logits(ids), self.text(inputs_embeds=given).logits[0]
 
 
@@ -670,35 +672,49 @@ MOLMO_IMAGES = {
 
 
 def molmo_text(text, norms):
-    """Tensors of a text half under Molmo's names. norms: of a layer, theirs -> Molmo's."""
+    """Tensors of a text half under Molmo's names. norms: of a layer, theirs -> Molmo's.
+
+    Those of OLMoE have the names of MolmoE, whose layers are of modules.
+    """
     at, found = "model.transformer", {}
     tensors = text.state_dict()
     rows = tensors["model.embed_tokens.weight"]
     found[f"{at}.wte.embedding"] = rows[:MOLMO_ROWS]
     found[f"{at}.wte.new_embedding"] = rows[MOLMO_ROWS:]
     found[f"{at}.ln_f.weight"] = tensors["model.norm.weight"]
+    sparse = text.config.model_type == "olmoe"
     for i in range(text.config.num_hidden_layers):
         ours, own = f"model.layers.{i}", f"{at}.blocks.{i}"
+        for theirs, name in norms.items():
+            found[f"{own}.{name}.weight"] = tensors[f"{ours}.{theirs}.weight"]
+        attention = f"{own}.attn" if sparse else own
+        found[f"{attention}.attn_out.weight"] = tensors[f"{ours}.self_attn.o_proj.weight"]
         for param in ("weight", "bias"):
             parts = [tensors.get(f"{ours}.self_attn.{one}_proj.{param}") for one in "qkv"]
             if parts[0] is not None:
-                found[f"{own}.att_proj.{param}"] = torch.cat(parts)
+                found[f"{attention}.att_proj.{param}"] = torch.cat(parts)
+        if sparse:
+            found[f"{own}.mlp.gate.weight"] = tensors[f"{ours}.mlp.gate.weight"]
+            banks = (tensors[f"{ours}.mlp.experts.{one}_proj"] for one in ("gate_up", "down"))
+            for n, (both, down) in enumerate(zip(*banks, strict=True)):
+                expert = f"{own}.mlp.experts.{n}"
+                for one, matrix in zip(("gate", "up", "down"), (*both.chunk(2), down), strict=True):
+                    found[f"{expert}.{one}_proj.weight"] = matrix
+            continue
         halves = [tensors[f"{ours}.mlp.{one}_proj.weight"] for one in ("up", "gate")]
         found[f"{own}.ff_proj.weight"] = torch.cat(halves)
         found[f"{own}.ff_out.weight"] = tensors[f"{ours}.mlp.down_proj.weight"]
-        found[f"{own}.attn_out.weight"] = tensors[f"{ours}.self_attn.o_proj.weight"]
-        for theirs, name in norms.items():
-            found[f"{own}.{name}.weight"] = tensors[f"{ours}.{theirs}.weight"]
     return found
 
 
-def molmo_of(folder, kind, norms, **more):
-    text = text_half(kind, vocab_size=MOLMO_ROWS + 128, rms_norm_eps=1e-6)
+def molmo_of(folder, kind, norms, sizes=None, **more):
+    text = text_half(kind, vocab_size=MOLMO_ROWS + 128, rms_norm_eps=1e-6, **(sizes or {}))
     head = text.lm_head.weight[:MOLMO_ROWS].detach().clone()
     text.lm_head.weight = torch.nn.Parameter(head[: MOLMO_ROWS - 1])
     tower = tower_of("CLIP", hidden_act="quick_gelu", image_size=112, num_hidden_layers=9)
     at = "model.vision_backbone"
-    tensors = molmo_text(text, norms) | {"model.transformer.ff_out.weight": head}
+    of_head = "lm_head.weight" if kind == "olmoe" else "model.transformer.ff_out.weight"
+    tensors = molmo_text(text, norms) | {of_head: head}
     for name, one in tower.state_dict().items():
         if "position_ids" in name or "post_layernorm" in name:
             continue
@@ -724,7 +740,8 @@ def molmo_of(folder, kind, norms, **more):
             "image_patch_size": 14, "image_default_input_size": [112, 112],
         },
     } | more  # fmt: skip
-    special = ["<|endoftext|>", "<im_patch>", "<im_col>", "<im_start>", "<im_end>"]
+    config = {name: one for name, one in config.items() if one != "absent"}
+    special = ["<|endoftext|>", "<im_start>", "<im_end>", "<im_patch>", "<im_col>"]
     prompts = HubPrompts(folder, config, special, MOLMO_IMAGES)
     (folder / "preprocessor_config.json").write_text(json.dumps(MOLMO_IMAGES))
 
@@ -753,7 +770,7 @@ def molmo_of(folder, kind, norms, **more):
             place[:] = crop[top:below, left:right]
         return torch.cat((rows[0].flatten(0, 1), whole.flatten(0, 1)))
 
-    return HubModel(folder, config, tensors | own, prompts, rows_of, text, tuple(own))
+    return HubModel(folder, config, tensors | own, prompts, rows_of, text, tuple(own), added=True)
 
 
 @family
@@ -770,3 +787,23 @@ def molmo_of_olmo(folder):
     norms |= {"self_attn.q_norm": "q_norm", "self_attn.k_norm": "k_norm"}
     more = {"norm_after": True, "attention_layer_norm": True}
     return molmo_of(folder, "olmo2", norms, **more)
+
+
+@family
+def molmo_of_experts(folder):
+    """As MolmoE-1B is."""
+    norms = {"input_layernorm": "attn.attn_norm", "post_attention_layernorm": "mlp.ff_norm"}
+    norms |= {"self_attn.q_norm": "attn.q_norm", "self_attn.k_norm": "attn.k_norm"}
+    usual = {
+        "hidden_size": "d_model", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads",
+        "num_key_value_heads": "n_kv_heads", "intermediate_size": "mlp_hidden_size",
+    }  # fmt: skip
+    more = dict.fromkeys(usual, "absent") | {
+        "d_model": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": None, "mlp_hidden_size": None,
+        "mlp_ratio": 3, "block_type": "moe", "moe_num_experts": 8, "moe_top_k": 3,
+        "moe_dropless": True, "attention_layer_norm": True, "rope": True, "rope_impl": "llama",
+        "weight_tying": False, "tie_word_embeddings": "absent", "image_pooling_2d": "attention-meanq",
+        "vit_layers": [-2, -9], "image_padding_embed": "pad_and_partial_pad", "head_dim": None,
+    }  # fmt: skip
+    sizes = {"num_key_value_heads": 4, "num_experts": 8, "num_experts_per_tok": 3}
+    return molmo_of(folder, "olmoe", norms, sizes, **more)

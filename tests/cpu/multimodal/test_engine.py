@@ -26,6 +26,7 @@ class FakeEncoder(torch.nn.Module):
     """Rows [n, width] are a function of the item's bytes."""
 
     makes_results = False
+    added_token = None
 
     def __init__(self, width):
         super().__init__()

@@ -10,16 +10,21 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quire import LLM, SamplingParams
-from quire.config.facts import count_weights_in_headers, read_hf_config
-from quire.config.model_identity import is_tower_tensor
-from quire.errors import WeightError
+from quire.config.facts import (
+    count_weights_in_headers,
+    estimate_weights,
+    layer_facts,
+    read_hf_config,
+)
+from quire.config.model_identity import is_tower_tensor, resolve_identity
+from quire.errors import ConfigError, WeightError
 from quire.models.build import build_model, read_model_config
 from quire.weights.files import read_headers
 from tests.cpu.models.harness import Stepper
 from tests.cpu.models.test_shards import check_ranks
 from tests.cpu.multimodal.families import image
 from tests.cpu.multimodal.hub_models import FAMILIES, built, hd_image
-from tests.cpu.multimodal.hub_prompts import array
+from tests.cpu.multimodal.hub_prompts import HubPrompts, array
 
 SIZES = [(56, 56), (40, 120), (200, 61), (300, 333)]
 
@@ -197,24 +202,29 @@ def test_two_images_of_phi_answer_as_its_text_half_does(tmp_path):
 
 @pytest.mark.slow("a whole engine")
 @pytest.mark.parametrize("settings", [{}, {"max_num_batched_tokens": 7}])
-@pytest.mark.parametrize("name", ["molmo", "molmo_of_olmo"])
+@pytest.mark.parametrize("name", ["molmo", "molmo_of_olmo", "molmo_of_experts"])
 def test_molmo_answers_as_its_text_half_does(name, settings, tmp_path):
-    """Its tokens of images are behind the vocabulary. Also in chunks that end inside of them."""
+    """Its tokens of images are behind the vocabulary, and rows are added to the embedding of one
+    of them. Also in chunks that end inside of them, and with a prompt that the cache has."""
     made = FAMILIES[name](tmp_path)
     prompt, given = " User: What? Assistant:", [image(40, 120), image(200, 61)]
     llm = LLM(
         str(tmp_path), dtype="float32", max_model_len=512, num_gpu_blocks_override=64, **settings
     )
-    sampling = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
-    (output,) = llm.generate(
-        {"prompt": prompt, "multi_modal_data": {"image": given}}, sampling, use_tqdm=False
-    )
+    sampling = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=0)
+    request = {"prompt": prompt, "multi_modal_data": {"image": given}}
+    (output,), (again,) = (llm.generate(request, sampling, use_tqdm=False) for _ in range(2))
     items = made.prompts.items((40, 120), (200, 61))
     ids, runs = made.prompts.place(prompt, items)
     assert list(output.prompt_token_ids) == ids
+    assert again.num_cached_tokens >= 16 > output.num_cached_tokens
     found = list(output.outputs[0].token_ids)
     _, wanted = made.logits([*ids, *found], runs, made.rows(items))
-    assert found == wanted[len(ids) - 1 : -1].argmax(-1).tolist()
+    wanted = wanted[len(ids) - 1 : -1].log_softmax(-1)
+    for one in (output.outputs[0], again.outputs[0]):
+        assert list(one.token_ids) == found == wanted.argmax(-1).tolist()
+        got = [step[token].logprob for step, token in zip(one.logprobs, found, strict=True)]
+        assert got == pytest.approx(wanted.amax(-1).tolist(), abs=1e-4)
 
 
 CHATS = {
@@ -223,6 +233,62 @@ CHATS = {
     "deepseek_vl_v2": "<|User|>: <image>\n<image>\nhi\n\n<|Assistant|>:",
     "molmo": " User: hi Assistant:",  # images are before it
 }
+
+
+def test_molmo_refuses_a_tokenizer_with_its_tokens_elsewhere(tmp_path):
+    config = {"model_type": "molmo", "embedding_size": 261}
+    tokens = ["<|endoftext|>", "<im_start>", "<im_end>", "<im_patch>", "<im_col>"]
+    other = HubPrompts(tmp_path, config, [tokens[0], tokens[3], *tokens[1:3], tokens[4]])
+    with pytest.raises(ConfigError, match=r"as \[262, 263, 261, 264\]; .* begin at 261"):
+        other.place("a", other.items((56, 56)))
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen", "molmo", "molmo_of_olmo", "molmo_of_experts", "deepseek_vl_v2"]
+)
+def test_widths_of_mlps_are_counted_right_without_headers(name, tmp_path):
+    """Of some families config.json has the width of two matrices together."""
+    made = FAMILIES[name](tmp_path)
+    text = {name: x for name, x in made.tensors.items() if not is_tower_tensor(name)}
+    hf = read_hf_config(tmp_path)
+    found = estimate_weights(hf, layer_facts(hf)).matrices
+    assert found == pytest.approx(sum(x.numel() for x in text.values()), rel=0.1)
+
+
+def refused(config, field):
+    with pytest.raises(ConfigError, match=f"config.json: {field} is "):
+        read_model_config(resolve_identity(config))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("moe_shared_expert", True), ("moe_top_k", 9), ("norm_after", True), ("rope", False)],
+)
+def test_molmo_refuses_experts_of_another_form(field, value, tmp_path):
+    config = FAMILIES["molmo_of_experts"](tmp_path).config | {field: value}
+    refused(config, "num_experts_per_tok" if field == "moe_top_k" else field)
+
+
+@torch.inference_mode()
+def test_molmo_with_pairs_of_neighbours_turns_them(tmp_path):
+    """The rotary form that older configs name "cockatoo": that of halves, of other rows."""
+    made = FAMILIES["molmo_of_experts"](tmp_path)
+    turned, order = {}, torch.arange(16).view(2, 8).T.flatten()  # of a head: its halves in turn
+    for name, one in made.tensors.items():
+        if name.endswith("att_proj.weight"):
+            q, k, v = one.chunk(3)
+            q, k = (x.view(4, 16, -1)[:, order].flatten(0, 1) for x in (q, k))
+            turned[name] = torch.cat([q, k, v])
+        elif name.endswith(("q_norm.weight", "k_norm.weight")):
+            turned[name] = one.view(4, 16)[:, order].flatten()
+    save_file(
+        {name: x.contiguous() for name, x in (made.tensors | turned).items()},
+        tmp_path / "model.safetensors", {"format": "pt"},
+    )  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(made.config | {"rope_impl": "cockatoo"}))
+    ids = [5, 7, 250, 31, 8]
+    wanted = made.text(torch.tensor([ids])).logits[0]
+    assert (Stepper(*built(tmp_path)).logits(ids) - wanted).abs().max().item() < 1e-4
 
 
 @pytest.mark.slow("a whole engine")

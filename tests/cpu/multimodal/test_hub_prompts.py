@@ -142,7 +142,7 @@ def test_kimi_shrinks_to_a_number_of_patches_and_pads_right_and_below(tmp_path):
     assert [own[0][1] for own in runs] == [6, 40]
 
 
-MOLMO = ["<|endoftext|>", "<im_patch>", "<im_col>", "<im_start>", "<im_end>"]
+MOLMO = ["<|endoftext|>", "<im_start>", "<im_end>", "<im_patch>", "<im_col>"]
 
 
 def test_molmo_puts_the_whole_image_and_the_lines_of_its_crops_before_the_text(tmp_path):
