@@ -272,6 +272,7 @@ CLASSES: dict[str, str] = {
     "phi4_multimodal": "Phi4MultimodalForCausalLM",
     "phimoe": "PhimoeForCausalLM",
     "plbart": "PLBartForConditionalGeneration",
+    "prithvi_geospatial_mae": "PrithviGeoSpatialMAE",
     "prophetnet": "ProphetNetForConditionalGeneration",
     "qwen": "QWenLMHeadModel",
     "qwen2": "Qwen2ForCausalLM",
@@ -378,6 +379,7 @@ WRAPPERS: dict[str, str] = {
     "NVLM_D": "qwen2",
     "paligemma": "gemma2",
     "phi3_v": "phi3",
+    "prithvi_geospatial_mae": "prithvi",
     "qwen2_5_omni": "qwen2",
     "qwen2_5_omni_thinker": "qwen2",
     "qwen2_5_vl": "qwen2",
@@ -402,7 +404,7 @@ ENCODED_HALVES = frozenset({"gemma3n_text"})
 HUB_WRAPPERS = frozenset(
     (
         *("chatglm", "deepseek_vl_v2", "h2ovl_chat", "internvl_chat", "kimi_vl", "molmo", "NVLM_D"),
-        *("phi3_v", "phi4mm", "qwen", "skywork_chat"),
+        *("phi3_v", "phi4mm", "prithvi_geospatial_mae", "qwen", "skywork_chat"),
     )
 )
 """Multimodal models whose code is in their repositories of the hub alone."""

@@ -258,7 +258,7 @@ class PromptTokenizer:
         Raises RequestError, TooLong.
         """
         assert self.media is not None
-        bound = self.require_tokenizer().max_chars(self.max_model_len)
+        bound = self.require_tokenizer().max_chars(self.max_model_len) if text else None
         if bound is not None and len(text or "") > bound:
             problem = f"the input has {len(text or '')} characters, of which at most {bound} fit"
             raise context_overflow(self.max_model_len, problem, param="prompt")
