@@ -272,6 +272,7 @@ CLASSES: dict[str, str] = {
     "phi4_multimodal": "Phi4MultimodalForCausalLM",
     "phimoe": "PhimoeForCausalLM",
     "plbart": "PLBartForConditionalGeneration",
+    "prithvi": "PrithviViT",
     "prithvi_geospatial_mae": "PrithviGeoSpatialMAE",
     "prophetnet": "ProphetNetForConditionalGeneration",
     "qwen": "QWenLMHeadModel",
@@ -557,6 +558,8 @@ def _with_tasks(row: Architecture) -> Architecture:
     conventions = conventions_of({"model_type": model_type})
     if conventions.embedding_field:
         return replace(row, tasks=("embed",))
+    if conventions.states_are_results:
+        return replace(row, tasks=("token_embed",))
     if conventions.bidirectional:
         return replace(row, tasks=POOLING_TASKS)
     if row.name.endswith(ENCODER_DECODERS) and row.model_type not in WRAPPERS:
