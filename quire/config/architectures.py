@@ -535,7 +535,8 @@ def _row(model_type: str, native: Sequence[str] | set[str]) -> Architecture:
         file = re.sub(r"\W", "_", model_type).lower()
         encodes = half.served == "native" or WRAPPERS[model_type] in ENCODED_HALVES
         encodes = encodes and file in PluginRegistry(MEDIA).names()
-        note = "text and media" if encodes else half.note or "as text"
+        has_words = not conventions_of({"model_type": WRAPPERS[model_type]}).states_are_results
+        note = ("text and media" if has_words else "media") if encodes else half.note or "as text"
         note += ", from its description" if model_type in HUB_WRAPPERS else ""
         return Architecture(name, model_type, half.served, note)
     if model_type in native:

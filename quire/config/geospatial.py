@@ -1,4 +1,4 @@
-"""Config files of models for satellite images, whose sizes are in `pretrained_cfg`, in the usual form.
+"""Config files of models for satellite images, with the sizes in `pretrained_cfg`, in usual form.
 
     {"architectures": ["PrithviGeoSpatialMAE"], "pretrained_cfg": {"embed_dim": 768, ...}}
     {"architectures": [...], "pretrained_cfg": {"model_args": {"backbone": "prithvi_eo_v2_300_tl"}}}
@@ -54,7 +54,7 @@ def as_multimodal(hf: Json) -> dict[str, Any]:
     section = hf.get(SECTION) or {}
     args = section.get("model_args") or hf.get("model_args")
     stated = {**DEFAULTS, **(section if args is None else _backbone(args))}
-    sizes = {key: stated.get(key) for key in ("embed_dim", "depth", "num_heads")}
+    sizes: dict[str, Any] = {key: stated.get(key) for key in ("embed_dim", "depth", "num_heads")}
     missing = [key for key, value in sizes.items() if not _is_size(value)]
     if missing:
         raise ConfigError(
@@ -111,7 +111,7 @@ def _backbone(args: Json) -> Json:
             f"config.json: the decoder {decoder!r:.40} is not served, the encoder alone is: give a "
             "checkpoint without a head for segmentation or regression"
         )
-    if name not in BACKBONES:
+    if not isinstance(name, str) or name not in BACKBONES:
         known = ", ".join(BACKBONES)
         raise ConfigError(f"config.json: backbone is {name!r:.40}; known are {known}")
     prefix = "backbone_"

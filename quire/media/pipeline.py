@@ -241,9 +241,9 @@ class MediaPipeline:
             return framed_digest(*base, b"rows", repr(media.sizes).encode(), tensor.data), media
         if part.arrays is not None:
             media = self.processor.read_arrays(part.arrays, partial(invalid_part, part.where))
-            digest = await asyncio.to_thread(_tensors_digest, base, media)
-            self.cache.put(digest, media, name)
-            return digest, media
+            read = await asyncio.to_thread(_tensors_digest, base, media)
+            self.cache.put(read, media, name)
+            return read, media
         content = _content_of(part, file)
         if content is None:
             digest = self.cache.named(cast(bytes, name))

@@ -1,10 +1,10 @@
-"""Prithvi-EO: the layers of a masked autoencoder for satellite images, of which the encoder is served.
+"""Prithvi-EO: layers of the encoder half of a masked autoencoder for satellite images.
 
     x = x + attn(norm_1(x))      attention sees all patches of all frames
     x = x + mlp(norm_2(x))
 
-There are no words: every token of a prompt has a row of quire.models.multimodal, which embeds a class
-token and patches. The states after the last norm are the results.
+There are no words: every token of a prompt has a row of quire.models.multimodal, which embeds a
+class token and patches. The states after the last norm are the results.
 
 Source: https://huggingface.co/ibm-nasa-geospatial/Prithvi-EO-2.0-300M, prithvi_mae.py
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -35,11 +36,11 @@ class NoWords(nn.Module):
     def __init__(self, size: int) -> None:
         super().__init__()
         self.size = size
-        self.dtype = torch.float32
+        self.vector_dtype = torch.float32
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids [T] -> [T, E]."""
-        return torch.zeros(len(ids), self.size, dtype=self.dtype, device=ids.device)
+        return torch.zeros(len(ids), self.size, dtype=self.vector_dtype, device=ids.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,11 +68,11 @@ class Model(PlainDecoder):
 
     def __init__(self, c: PlainConfig) -> None:
         super().__init__(c)
-        self.embed_tokens = NoWords(c.hidden)
+        self.embed_tokens = NoWords(c.hidden)  # type: ignore[assignment]
 
     def prepare(self, dtype: torch.dtype, device: torch.device) -> None:
         super().prepare(dtype, device)
-        self.embed_tokens.dtype = dtype
+        cast(NoWords, self.embed_tokens).vector_dtype = dtype
 
     def set_head(self, c: ModelConfig, names: Collection[str]) -> None:
         if c.head != "none":

@@ -1,11 +1,11 @@
 """Prithvi-EO: what its layers read of a series of satellite images: a class token and patches.
 
     row 0        class token
-    the others   frame by frame, row by row: patch W + b + position + scale_t * time + scale_p * place
+    the others   frame by frame, row by row: patch W + b + position + scale * time + scale * place
 
-Positions, times and places are sines and cosines. A position has 6/16 of its numbers for the column,
-6/16 for the row and 4/16 for the frame. Positions of images of another size than config.json's are
-those of its grid, stretched by bicubic interpolation.
+Positions, times and places are sines and cosines. A position has 6/16 of its numbers for the
+column, 6/16 for the row and 4/16 for the frame. Positions of images of another size than
+config.json's are those of its grid, stretched by bicubic interpolation.
 
 Source: https://huggingface.co/ibm-nasa-geospatial/Prithvi-EO-2.0-300M, prithvi_mae.py
 Axes: C bands, T frames, P patches, E hidden size
@@ -58,7 +58,9 @@ class Encoder(MediaEncoder):
         self.patch_embedding = PatchLinear(sizes["in_chans"], self.patch, self.width, bias=True)
         self.class_token = Learned(self.width)
         coordinates = sizes["coords_encoding"]
-        if not set(coordinates) <= set(COORDINATES) or ("time" in coordinates and self.patch[0] > 1):
+        if not set(coordinates) <= set(COORDINATES) or (
+            "time" in coordinates and self.patch[0] > 1
+        ):
             raise ConfigError(
                 f"config.json: coords_encoding is {coordinates!r:.60}; supported are time, with "
                 "patches of one frame, and location"

@@ -193,9 +193,17 @@ def test_a_named_encoder_is_read_and_a_decoder_is_refused(tmp_path):
     config = {"architectures": ["PrithviGeoSpatialMAE"], "pretrained_cfg": {"model_args": args}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     found = read_hf_config(tmp_path)
-    assert (found["model_type"], found["hidden_size"], found["num_hidden_layers"]) == ("prithvi", 1024, 24)
+    assert (found["model_type"], found["hidden_size"], found["num_hidden_layers"]) == (
+        "prithvi",
+        1024,
+        24,
+    )
     grid = found["wrapper_config"]["pretrained_cfg"]
-    assert (grid["in_chans"], grid["num_frames"], grid["coords_encoding"]) == (2, 1, ["time", "location"])
+    assert (grid["in_chans"], grid["num_frames"], grid["coords_encoding"]) == (
+        2,
+        1,
+        ["time", "location"],
+    )
     args["decoder"] = "UperNetDecoder"
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match="UperNetDecoder"):
