@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 
 from quire import LLM
-from quire.errors import ConfigError, RequestError
+from quire.errors import ConfigError, RequestError, WeightError
 
 SIZES = {
     "img_size": 24, "num_frames": 2, "patch_size": [1, 4, 4], "in_chans": 3, "embed_dim": 32,
@@ -101,14 +101,12 @@ def plain_form(tensors, sizes, pixels, time=None, place=None):
     return F.layer_norm(x, (width,), w["norm.weight"], w["norm.bias"])
 
 
-def write(folder, sizes=SIZES, prefix=""):
-    config = {"architectures": ["PrithviGeoSpatialMAE"], "pretrained_cfg": sizes}
+def write(folder):
+    """Save a model, and return its tensors."""
+    config = {"architectures": ["PrithviGeoSpatialMAE"], "pretrained_cfg": SIZES}
     (folder / "config.json").write_text(json.dumps(config))
     made = tensors_of(SIZES)
-    save_file(
-        {prefix + name: one for name, one in made.items() if not prefix or "encoder." in name},
-        folder / "model.safetensors",
-    )
+    save_file(made, folder / "model.safetensors")
     return made
 
 
@@ -186,6 +184,25 @@ def test_prompts_are_tensors(llm):
         llm.encode({**prompt(pixel_values=pixels()), "prompt_token_ids": [1, 1]}, use_tqdm=False)
 
 
+def test_a_folder_of_the_hub_is_read_and_frames_are_an_override(folder, tmp_path):
+    config = {"architecture": "prithvi_eo_v2_300_tl", "pretrained_cfg": SIZES}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    torch.save(folder[1], tmp_path / "Prithvi_EO_V2_300M_TL.pt")
+    own = {"pretrained_cfg": {"num_frames": 1}}
+    one = LLM(str(tmp_path), hf_overrides=own, **OPTIONS)
+    image = pixels(frames=1)
+    (found,) = one.encode(prompt(pixel_values=image[:, 0]), use_tqdm=False)
+    assert difference(found, plain_form(folder[1], SIZES, image)) < 2e-5
+
+
+def test_a_head_in_the_checkpoint_stops_the_start(folder, tmp_path):
+    (tmp_path / "config.json").write_text((folder[0] / "config.json").read_text())
+    made = {f"model.{name}": one for name, one in folder[1].items() if "encoder." in name}
+    save_file(made | {"model.head.weight": torch.zeros(2, 32)}, tmp_path / "model.safetensors")
+    with pytest.raises(WeightError, match=r"model\.head\.weight"):
+        LLM(str(tmp_path), **OPTIONS)
+
+
 def test_a_named_encoder_is_read_and_a_decoder_is_refused(tmp_path):
     from quire.config.facts import read_hf_config
 
@@ -193,17 +210,10 @@ def test_a_named_encoder_is_read_and_a_decoder_is_refused(tmp_path):
     config = {"architectures": ["PrithviGeoSpatialMAE"], "pretrained_cfg": {"model_args": args}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     found = read_hf_config(tmp_path)
-    assert (found["model_type"], found["hidden_size"], found["num_hidden_layers"]) == (
-        "prithvi",
-        1024,
-        24,
-    )
+    assert (found["hidden_size"], found["num_hidden_layers"]) == (1024, 24)
     grid = found["wrapper_config"]["pretrained_cfg"]
-    assert (grid["in_chans"], grid["num_frames"], grid["coords_encoding"]) == (
-        2,
-        1,
-        ["time", "location"],
-    )
+    assert (grid["in_chans"], grid["num_frames"]) == (2, 1)
+    assert grid["coords_encoding"] == ["time", "location"]
     args["decoder"] = "UperNetDecoder"
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match="UperNetDecoder"):
