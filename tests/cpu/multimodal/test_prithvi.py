@@ -182,6 +182,8 @@ def test_what_cannot_be_read_is_refused_with_numbers(llm, tensors, problem):
 def test_prompts_are_tensors(llm):
     with pytest.raises(RequestError, match="must be empty"):
         llm.encode({**prompt(pixel_values=pixels()), "prompt_token_ids": [1, 1]}, use_tqdm=False)
+    with pytest.raises(RequestError, match="needs multi_modal_data"):
+        llm.encode([1], use_tqdm=False)
 
 
 def test_a_folder_of_the_hub_is_read_and_frames_are_an_override(folder, tmp_path):
