@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.config.architectures import (
-    POOLING_TASKS,
     Architecture,
     find_architectures,
     similar_names,
@@ -62,7 +61,7 @@ def as_text(rows: Sequence[Architecture]) -> str:
 
 
 def _purpose(row: Architecture) -> str:
-    return "pooling" if row.tasks == POOLING_TASKS else "generate" if row.tasks else ""
+    return "generate" if "generate" in row.tasks else "pooling" if row.tasks else ""
 
 
 def _as_dict(row: Architecture) -> dict[str, Any]:

@@ -272,6 +272,8 @@ CLASSES: dict[str, str] = {
     "phi4_multimodal": "Phi4MultimodalForCausalLM",
     "phimoe": "PhimoeForCausalLM",
     "plbart": "PLBartForConditionalGeneration",
+    "prithvi": "PrithviViT",
+    "prithvi_geospatial_mae": "PrithviGeoSpatialMAE",
     "prophetnet": "ProphetNetForConditionalGeneration",
     "qwen": "QWenLMHeadModel",
     "qwen2": "Qwen2ForCausalLM",
@@ -378,6 +380,7 @@ WRAPPERS: dict[str, str] = {
     "NVLM_D": "qwen2",
     "paligemma": "gemma2",
     "phi3_v": "phi3",
+    "prithvi_geospatial_mae": "prithvi",
     "qwen2_5_omni": "qwen2",
     "qwen2_5_omni_thinker": "qwen2",
     "qwen2_5_vl": "qwen2",
@@ -402,7 +405,7 @@ ENCODED_HALVES = frozenset({"gemma3n_text"})
 HUB_WRAPPERS = frozenset(
     (
         *("chatglm", "deepseek_vl_v2", "h2ovl_chat", "internvl_chat", "kimi_vl", "molmo", "NVLM_D"),
-        *("phi3_v", "phi4mm", "qwen", "skywork_chat"),
+        *("phi3_v", "phi4mm", "prithvi_geospatial_mae", "qwen", "skywork_chat"),
     )
 )
 """Multimodal models whose code is in their repositories of the hub alone."""
@@ -532,7 +535,8 @@ def _row(model_type: str, native: Sequence[str] | set[str]) -> Architecture:
         file = re.sub(r"\W", "_", model_type).lower()
         encodes = half.served == "native" or WRAPPERS[model_type] in ENCODED_HALVES
         encodes = encodes and file in PluginRegistry(MEDIA).names()
-        note = "text and media" if encodes else half.note or "as text"
+        has_words = not conventions_of({"model_type": WRAPPERS[model_type]}).states_are_results
+        note = ("text and media" if has_words else "media") if encodes else half.note or "as text"
         note += ", from its description" if model_type in HUB_WRAPPERS else ""
         return Architecture(name, model_type, half.served, note)
     if model_type in native:
@@ -555,6 +559,8 @@ def _with_tasks(row: Architecture) -> Architecture:
     conventions = conventions_of({"model_type": model_type})
     if conventions.embedding_field:
         return replace(row, tasks=("embed",))
+    if conventions.states_are_results:
+        return replace(row, tasks=("token_embed",))
     if conventions.bidirectional:
         return replace(row, tasks=POOLING_TASKS)
     if row.name.endswith(ENCODER_DECODERS) and row.model_type not in WRAPPERS:

@@ -54,6 +54,7 @@ class Conventions:
     """Fields with the width of the vectors of tokens, if that is not the hidden size."""
     embedding_state: Literal["cls", "last"] = "cls"  # of an encoder: the token that is pooled
     embedding_field: str = ""  # the field with the size of projected embeddings
+    states_are_results: bool = False  # of all tokens, as they are: no vector is normalized
     ends_prompts: bool = False  # an embedding is the state of the first end token
     pads_prompts: bool = False  # texts are padded to all positions, and tokens attend to that
     windows_unscaled: bool = False  # rope scaling is for layers without a window

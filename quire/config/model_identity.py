@@ -22,6 +22,7 @@ from quire.config.architectures import (
     ModelAlias,
 )
 from quire.config.conventions import conventions_of, with_usual_names
+from quire.config.geospatial import as_multimodal, is_geospatial
 from quire.errors import ConfigError
 from quire.registry import PluginRegistry
 
@@ -78,7 +79,8 @@ _BY_FIELDS = (
 )
 """Model type, a field and its value -> the type that these models have here."""
 _TOWER = re.compile(
-    r"(?:model\.|thinker\.|transformer\.)?(?!text_)[^.]*"
+    r"(?:model\.)?(?:encoder\.)?(?:patch_embed|cls_token|pos_embed|(?:temporal|location)_embed_enc)\b"
+    r"|(?:model\.|thinker\.|transformer\.)?(?!text_)[^.]*"
     r"(?:vision|visual|image|video|audio|speech|projector|projection|connector|aligner"
     r"|patch_merger|whisper|resampler|perceiver|qformer|query_tokens|sep[ae]rator"
     r"|embed_tokens_extend|\bmlp1\b|\bmerger\b|\bvpm\b|\bapm\b|\btts\b|\btalker\b|\btoken2wav\b"
@@ -130,6 +132,8 @@ def hoist_text(hf: Json) -> dict[str, Any]:
     tied embeddings and quantization are the wrapper's where it states them; end tokens are those of
     both.
     """
+    if is_geospatial(hf):
+        hf = as_multimodal(hf)
     outer_type = hf.get("model_type")
     key = next((key for key in TEXT_SECTIONS if _is_text_half(hf.get(key), outer_type)), None)
     if key is None:

@@ -536,7 +536,7 @@ def _normalize_value(name: str, given: object) -> object:
         return str(given).removeprefix("torch.")
     if name == "log_level" and isinstance(given, str):
         return {"TRACE": "DEBUG", "WARN": "WARNING"}.get(given.upper(), given.upper())
-    if name == "model_impl" and given == "vllm":
+    if name == "model_impl" and given in ("vllm", "terratorch"):
         return "quire"
     if name == "limit_mm_per_prompt" and isinstance(given, str) and "=" in given:
         with suppress(ValueError):

@@ -312,13 +312,12 @@ def _embedding_section(
         )
     size = dense[-1].outputs if dense else size
     normalize = not sparse if files is None else files.normalize
+    normalize = normalize and not facts.states_are_results
     cut, sizes = facts.matryoshka()
     truncated = None if files is None else files.truncate_dim
     padded_length, pad_token = facts.padding()
     section = PoolingSection(
-        tasks=("embed",)
-        if facts.projects
-        else _embedding_tasks(files.kind if files else "embed", sparse, len(methods)),
+        tasks=_embedding_tasks(facts, sparse, len(methods), files.kind if files else "embed"),
         methods=methods,
         size=size,
         dense=dense,
@@ -365,10 +364,12 @@ def _with_token_layers(
     return section
 
 
-def _embedding_tasks(kind: str, sparse: bool, methods: int) -> tuple[PoolingTask, ...]:
-    if kind == "multi_vector":
+def _embedding_tasks(
+    facts: PoolingFacts, sparse: bool, methods: int, kind: str
+) -> tuple[PoolingTask, ...]:
+    if facts.states_are_results or (kind == "multi_vector" and not facts.projects):
         return ("token_embed",)
-    return ("embed",) if sparse or methods > 1 else ("embed", "token_embed")
+    return ("embed",) if facts.projects or sparse or methods > 1 else ("embed", "token_embed")
 
 
 def _methods(

@@ -81,6 +81,11 @@ class PoolingFacts:
         """Whether the model projects the one state that is an embedding."""
         return bool(conventions_of(self.hf).embedding_field)
 
+    @property
+    def states_are_results(self) -> bool:
+        """Whether the states of all tokens are the result, and are not normalized."""
+        return conventions_of(self.hf).states_are_results
+
     def embedding_size(self, hidden: int) -> int:
         """Return the numbers of an embedding. hidden: of a hidden state."""
         found = self.hf.get(conventions_of(self.hf).embedding_field)

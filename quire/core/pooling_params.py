@@ -18,8 +18,9 @@ from quire.errors import RequestError, Unsupported
 TASKS: tuple[str, ...] = get_args(PoolingTask)
 OWN_TASK = "encode"
 """Old name of a task: the model's own."""
-OLD_TASKS = {"score": "classify", "reward": "reward", OWN_TASK: OWN_TASK}
-"""Names of older releases. "reward": labels of the prompt, or of each token, as the model has."""
+OLD_TASKS = {"score": "classify", "reward": "reward", OWN_TASK: OWN_TASK, "plugin": OWN_TASK}
+"""Names of older releases. "reward": labels of the prompt, or of each token, as the model has.
+"plugin": what vLLM calls the task of models whose results are tensors."""
 _OLD_ACTIVATIONS = ("normalize", "softmax", "activation")
 _UNSUPPORTED = {
     "late_interaction_params": "score() computes late interaction by itself",

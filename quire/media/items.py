@@ -16,7 +16,7 @@ MAX_UUID_CHARS = 256
 
 @dataclass(frozen=True, slots=True)
 class MediaSource:
-    """One image, video or recording. It has one of the four contents, or a uuid alone.
+    """One image, video or recording. It has one of the five contents, or a uuid alone.
 
     where: its place in the request, for errors. uuid: the caller's name of the content; alone it
     is what an earlier request of the same tenant had under it.
@@ -28,6 +28,7 @@ class MediaSource:
     data: bytes | None = None  # an encoded file
     decoded: DecodedMedia | None = None
     embeds: Mapping[str, Any] | None = None  # arrays by name; "embeds": [rows, width]
+    arrays: Mapping[str, Any] | None = None  # by name, of families that read them
     uuid: str | None = None
 
     @property

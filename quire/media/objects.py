@@ -108,6 +108,8 @@ def read_object(modality: Modality, given: Any, where: str, uuid: object = None)
             raise invalid_part(where, "is None, and has no uuid")
         return MediaSource(modality, where, uuid=name)
     if isinstance(given, Mapping):
+        if given and not any(str(key).endswith("embeds") for key in given):
+            return MediaSource(modality, where, arrays=_arrays_by_name(given, where), uuid=name)
         return MediaSource(modality, where, embeds=_embeds_by_name(given, where), uuid=name)
     if isinstance(given, bytes):
         return MediaSource(modality, where, data=given, uuid=name)
@@ -127,6 +129,15 @@ def _embeds_by_name(given: Mapping[Any, Any], where: str) -> dict[str, npt.NDArr
     if len(named) != 1:
         raise invalid_part(where, "is a dict, which must have one entry of embeddings")
     return {"embeds" if key == named[0] else key: value for key, value in found.items()}
+
+
+def _arrays_by_name(given: Mapping[Any, Any], where: str) -> dict[str, npt.NDArray[Any]]:
+    """Arrays of a family, without those that are None or have no numbers."""
+    return {
+        str(key): to_array(value, f"{where}.{key}")
+        for key, value in given.items()
+        if value is not None and 0 not in tuple(getattr(value, "shape", ()))
+    }
 
 
 def to_array(given: Any, where: str) -> npt.NDArray[Any]:

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -238,6 +239,11 @@ class MediaPipeline:
             media = self._given_rows(part)
             tensor = media.tensors[0]
             return framed_digest(*base, b"rows", repr(media.sizes).encode(), tensor.data), media
+        if part.arrays is not None:
+            media = self.processor.read_arrays(part.arrays, partial(invalid_part, part.where))
+            read = await asyncio.to_thread(_tensors_digest, base, media)
+            self.cache.put(read, media, name)
+            return read, media
         content = _content_of(part, file)
         if content is None:
             digest = self.cache.named(cast(bytes, name))
@@ -378,6 +384,11 @@ class _Content:
     data: bytes
     shape: tuple[int, ...] | None = None
     details: bytes = b"null"  # JSON
+
+
+def _tensors_digest(base: Sequence[bytes], media: ProcessedMedia) -> bytes:
+    fields = [(repr((one.name, one.shape)).encode(), one.data) for one in media.tensors]
+    return framed_digest(*base, b"arrays", *(part for one in fields for part in one))
 
 
 def _content_of(part: MediaSource, file: bytes | None) -> _Content | None:

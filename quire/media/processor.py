@@ -236,6 +236,8 @@ class MediaProcessor:
     """Whether each text between items is tokenized as a prompt, with the tokens at its start."""
     fallback_template: ClassVar[str | None] = None
     """Chat template of checkpoints that have none."""
+    stand_in_ids: ClassVar[tuple[int, ...]] = ()
+    """Ids that a prompt of one item may have where the item is the whole prompt."""
     sampling_rate: int = 16000
     """Of the recordings that process() takes, in samples per second."""
 
@@ -251,6 +253,20 @@ class MediaProcessor:
     def placeholder(self, modality: Modality, index: int) -> str:
         """Return what a prompt holds for the index-th item of a modality, from 1."""
         raise NotImplementedError
+
+    def read_data(self, data: object) -> object:
+        """Return multi_modal_data of a prompt with items under the names of modalities."""
+        return data
+
+    def read_arrays(
+        self, arrays: Mapping[str, npt.NDArray[Any]], problem: Callable[[str], RequestError]
+    ) -> ProcessedMedia:
+        """Make the tensors of an item that was given as arrays by name, neither pixels nor rows.
+
+        problem: makes the error of what is wrong with it. Runs in the API process. Raises
+        RequestError.
+        """
+        raise problem("is a dict, which must have one entry of embeddings")
 
     def process(self, media: DecodedMedia, kwargs: Settings) -> ProcessedMedia:
         """Make the tensors of an item. kwargs: checked. Raises RequestError.

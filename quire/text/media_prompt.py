@@ -76,7 +76,11 @@ class MediaConversation:
 class MediaReader:
     """Reads the media of prompts, and puts their tokens into those."""
 
-    def __init__(self, pipeline: MediaPipeline, tokenizer: Tokenizer, max_model_len: int) -> None:
+    def __init__(
+        self, pipeline: MediaPipeline, tokenizer: Tokenizer | None, max_model_len: int
+    ) -> None:
+        """tokenizer: None only of a model whose items are whole prompts."""
+        assert tokenizer is not None or pipeline.processor.is_whole_prompt
         self.pipeline = pipeline
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
@@ -122,7 +126,8 @@ class MediaReader:
 
     def start(self, given: PromptMedia, salt: str | None = None) -> Future[list[ReadyItem]]:
         """Begin to prepare the media of a prompt's dict. Raises RequestError."""
-        parts = read_media_data(given.data, given.uuids)
+        data = self.pipeline.processor.read_data(given.data)
+        parts = read_media_data(data, given.uuids)
         kwargs, io_kwargs = given.processor_kwargs, given.io_kwargs
         return self.start_parts(parts, salt, kwargs=kwargs, io_kwargs=io_kwargs)
 
@@ -140,13 +145,14 @@ class MediaReader:
         """
         processor = self.pipeline.processor
         if processor.is_whole_prompt:
-            if text or ids or len(inputs.items) != 1:
+            if text or (ids or ()) not in ((), processor.stand_in_ids) or len(inputs.items) != 1:
                 raise RequestError(
                     f"this model reads a text or one {processor.modalities[0]}, never both: the "
                     f"prompt has {len(inputs.items)} items, and its text must be empty",
                     param="prompt",
                 )
             return self.pipeline.place((), inputs.items)
+        assert self._tokenizer is not None
         if ids is not None:
             items: Sequence[ReadyItem] = inputs.items
             if processor.text_placeholders:
@@ -212,12 +218,13 @@ class PlaceholderGuard:
         return "".join([*pieces, text[at:]]), spans
 
 
-def _reserved_strings(processor: MediaProcessor, tokenizer: Tokenizer) -> re.Pattern[str]:
+def _reserved_strings(processor: MediaProcessor, tokenizer: Tokenizer | None) -> re.Pattern[str]:
     """All that a prompt may hold for an item, and the special tokens in it."""
     found: set[str] = set()
+    tokens = [] if tokenizer is None else tokenizer.backend.added_tokens.values()
     for modality in processor.modalities:
         first = processor.placeholder(modality, 1)
-        added = [one for one in tokenizer.backend.added_tokens.values() if one and one in first]
+        added = [one for one in tokens if one and one in first]
         found |= {re.escape(one) for one in added}
         if first:
             found.add(_placeholder_pattern(processor, modality))

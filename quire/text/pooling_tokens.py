@@ -189,6 +189,9 @@ class PromptTokenizer:
                 raise Unsupported(f"{name}: pooling prompts are text or token ids", param=name)
         if parsed.media is not None or inputs is not None:
             return self._parse_media(parsed, inputs, plan, options)
+        if self.media is not None and self.media.pipeline.processor.stand_in_ids:
+            message = "this model reads no tokens alone: the prompt needs multi_modal_data"
+            raise RequestError(message, param="multi_modal_data")
         if parsed.ids is not None:
             self.check_vocabulary(parsed.ids, "prompt_token_ids")
             return _Parsed(ids=parsed.ids, types=self._types(types, parsed.ids), salt=parsed.salt)
@@ -258,7 +261,7 @@ class PromptTokenizer:
         Raises RequestError, TooLong.
         """
         assert self.media is not None
-        bound = self.require_tokenizer().max_chars(self.max_model_len)
+        bound = self.require_tokenizer().max_chars(self.max_model_len) if text else None
         if bound is not None and len(text or "") > bound:
             problem = f"the input has {len(text or '')} characters, of which at most {bound} fit"
             raise context_overflow(self.max_model_len, problem, param="prompt")

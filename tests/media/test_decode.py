@@ -183,7 +183,8 @@ def test_reads_samples_with_and_without_a_rate():
         ({"image": np.full((4, 4, 3), np.nan)}, "pixels of 0 to 1"),
         ({"image": np.full((4, 4, 3), 300)}, "pixels of 0 to 255"),
         ({"image": Image.new("RGB", (1, 20_000))}, "at most 200"),
-        ({"image": {"a": [1.0]}}, "one entry of embeddings"),
+        ({"image": {"a_embeds": [1.0], "b_embeds": [1.0]}}, "one entry of embeddings"),
+        ({"image": {"a": ["x"]}}, r"image\[0\]\.a must be an array of numbers"),
         ({"video": (numbered_frames(2), {"frames_indices": [0]})}, "one entry for each frame"),
         ({"video": []}, "at least one frame"),
         ([PHOTO], "must be a dict"),
@@ -194,6 +195,12 @@ def test_refuses_objects_that_are_no_media(data, reason):
         data = {"video": [[Image.new("RGB", (2, 2)), Image.new("RGB", (3, 2))]]}
     with pytest.raises(RequestError, match=reason):
         read_media_data(data)
+
+
+def test_arrays_by_name_are_read_without_those_that_are_empty():
+    (item,) = read_media_data({"image": {"a": [1.0, 2.0], "b": None, "c": np.zeros((2, 0))}})
+    assert item.arrays is not None
+    assert {name: one.tolist() for name, one in item.arrays.items()} == {"a": [1.0, 2.0]}
 
 
 def test_uuids_go_with_their_items():

@@ -186,6 +186,12 @@ def test_embeddings_need_the_flag_the_width_and_finite_numbers(make_pipeline):
             prepare(pipeline, *read_media_data({"image": bad}))
 
 
+def test_arrays_are_refused_by_families_that_read_none(make_pipeline):
+    given = read_media_data({"image": {"heights": np.ones((4, 4))}})
+    with pytest.raises(RequestError, match=r"image\[0\] is a dict, .* one entry of embeddings"):
+        prepare(make_pipeline(), *given)
+
+
 # -- workers --------------------------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ from quire.grammar.frontends import from_params
 from quire.grammar.frontends.from_params import StructuredDefaults
 from quire.media.limits import MediaLimits
 from quire.media.pipeline import MediaPipeline, PipelineSettings
-from quire.media.processor import ProcessorFiles
+from quire.media.processor import ProcessorFiles, processor_type
 from quire.media.processors.whisper import Processor
 from quire.media.recording_reader import RecordingReader
 from quire.text.encoder_format import EncoderFormat
@@ -79,18 +79,20 @@ def build_input_processor(
 def build_media_reader(config: EngineConfig, tokenizer: Tokenizer | None) -> MediaReader | None:
     """Build what reads images, video and audio. None: the model reads text only.
 
-    A tokenizer without a chat template gets that of the family, if it has one. The worker
-    processes start when they are needed. Raises ConfigError.
+    A tokenizer without a chat template gets that of the family, if it has one. Without a tokenizer
+    items are read that are whole prompts. The worker processes start when they are needed. Raises
+    ConfigError.
     """
     section = config.media
-    if section is None or tokenizer is None:
+    kind = None if section is None else processor_type(section.family)
+    if section is None or (tokenizer is None and not (kind and kind.is_whole_prompt)):
         return None
     files = ProcessorFiles(
         section.config,
         section.preprocessors,
         section.processor,
-        encode=lambda text: tokenizer.encode(text, add_special_tokens=False),
-        vocabulary=tokenizer.backend.token_to_id,
+        encode=None if tokenizer is None else partial(tokenizer.encode, add_special_tokens=False),
+        vocabulary=None if tokenizer is None else tokenizer.backend.token_to_id,
     )
     settings = PipelineSettings(
         limits=MediaLimits(counts=section.counts),
@@ -106,7 +108,7 @@ def build_media_reader(config: EngineConfig, tokenizer: Tokenizer | None) -> Med
     )
     try:
         pipeline = MediaPipeline(section.family, files, settings, start_media_worker)
-        if tokenizer.chat_template is None:
+        if tokenizer is not None and tokenizer.chat_template is None:
             tokenizer.chat_template = pipeline.processor.fallback_template
         return MediaReader(pipeline, tokenizer, config.scheduler.max_model_len)
     except RequestError as error:

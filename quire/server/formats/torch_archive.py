@@ -61,10 +61,10 @@ class _Storage(NamedTuple):
     fields: Any
 
 
-def read_tensor(text: str) -> Floats:
+def read_tensor(text: str, most_axes: int = 3) -> Floats:
     """Read a tensor of floats from base64 of an archive. bfloat16 becomes float32.
 
-    Raises RequestError.
+    Raises RequestError, also for more axes than `most_axes`.
     """
     data = _decode_base64(text)
     if not data.startswith(b"PK\x03\x04"):
@@ -73,7 +73,7 @@ def read_tensor(text: str) -> Floats:
         raise _error(f"is an archive of more than {MAX_ENTRIES} files, and not of one tensor")
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            return _read_archive(archive)
+            return _read_archive(archive, most_axes)
     except RequestError:
         raise
     except _ARCHIVE_ERRORS as error:
@@ -90,12 +90,14 @@ def _decode_base64(text: str) -> bytes:
         raise _error(f"must be base64: {error}") from None
 
 
-def _read_archive(archive: zipfile.ZipFile) -> Floats:
+def _read_archive(archive: zipfile.ZipFile, most_axes: int) -> Floats:
     paths = {info.filename.partition("/")[2]: info for info in archive.infolist()}
     storage, offset, shape, strides = _read_description(_read_file(archive, paths, "data.pkl"))
     kind, key = storage
     if "byteorder" in paths and _read_file(archive, paths, "byteorder") != b"little":
         raise _error("was saved on a big-endian machine; only little-endian numbers are read")
+    if not 0 < len(shape) <= most_axes:
+        raise _error(f"must have 1 to {most_axes} axes, got {len(shape)} axes")
     data = _read_file(archive, paths, f"data/{key}")
     numbers: Floats
     if kind == _BFLOAT16:
@@ -191,8 +193,8 @@ def _read_pickle(data: bytes) -> Any:
 
 def _check_strides(numbers: int, offset: int, shape: Sequence[int], strides: Sequence[int]) -> None:
     """Raise RequestError unless all elements are in the storage, each at a place of its own."""
-    if len(shape) != len(strides) or len(shape) not in (1, 2, 3):
-        raise _error(f"must have the shape [tokens, hidden size], got {len(shape)} axes")
+    if len(shape) != len(strides):
+        raise _error(f"has {len(shape)} axes and {len(strides)} strides")
     if not all(0 <= number < MAX_ELEMENTS for number in (offset, *shape, *strides)):
         raise _error("has a shape or strides that no tensor has")
     span = 1  # elements from the first to the last of the axes so far

@@ -25,6 +25,9 @@ from quire.text.media_prompt import MediaReader
 
 T = TypeVar("T")
 
+_READ_TENSOR = partial(read_tensor, most_axes=5)
+"""Images of several bands and frames, in a batch of one, have five."""
+
 
 async def load_media(
     state: AppState, request: GenerationRequest, owner: KeyOwner, body_bytes: int
@@ -58,7 +61,7 @@ async def _load(
     takes_embeds = reader.pipeline.settings.takes_embeds
     found = await run_off_loop(
         lambda: reader.read_conversation(
-            one.messages, read_tensor=read_tensor if takes_embeds else None
+            one.messages, read_tensor=_READ_TENSOR if takes_embeds else None
         ),
         size,
         LONG_CHARS,
@@ -86,7 +89,7 @@ async def load_marked(
     marked = source.media
     takes_embeds = reader is not None and reader.pipeline.settings.takes_embeds
     await run_off_loop(
-        lambda: marked.bind(reader, read_tensor=read_tensor if takes_embeds else None),
+        lambda: marked.bind(reader, read_tensor=_READ_TENSOR if takes_embeds else None),
         body_bytes,
         LONG_CHARS,
     )

@@ -51,7 +51,9 @@ def render_conversation(
     one = request.conversations[index]
     arguments = _template_arguments(state, request, one)
     text = rendered.get(index)
-    if text is None:
+    if text is None and state.tokenizer is None and one.media is not None:
+        text = "".join(map(message_text, one.messages))  # of items that are whole prompts
+    elif text is None:
         text = _render_own_template(state, arguments)
     check_chars(state, len(text), "messages")
     begun = message_text(one.messages[-1]) if one.continue_final_message else ""

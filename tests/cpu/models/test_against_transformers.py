@@ -91,6 +91,7 @@ def test_every_model_has_a_variant_here():
     covered.add("blip_text_model")  # cpu/multimodal/test_unusual
     covered |= {"internlm2", "jina_bert", "whisper"}  # test_converted, test_hub_names, test_whisper
     covered |= {"clip_text_model", "siglip_text_model", "siglip2_text_model"}  # cpu/multimodal
+    covered.add("prithvi")  # cpu/multimodal/test_prithvi
     assert covered | halves >= set(MODELS.names())
 
 
