@@ -27,6 +27,7 @@ import traceback
 from pathlib import Path
 
 from quire.engine.supervise.process_pipe import _BOOTSTRAP
+from tests import torchvision_wheel
 
 PRELOADED = (
     *("quire.cli.serve", "quire.server.process.supervisor", "quire.server.process.api_process"),
@@ -219,6 +220,7 @@ def fork_from_here():
 
 
 def main(fd):
+    torchvision_wheel.install()
     for name in PRELOADED:
         importlib.import_module(name)
     gc.collect()
