@@ -19,7 +19,6 @@ from enum import IntEnum
 
 from quire.core.kv.eviction_queue import EvictionQueue
 from quire.core.kv.tiers.base import Tier
-from quire.core.types import NO_BLOCK
 
 BlockKey = bytes
 
@@ -105,16 +104,6 @@ class BlockPool:
                 self._eviction_queue.discard(block)
             self._refs[block] += 1
         return block
-
-    def acquire_each(self, keys: Seq[BlockKey]) -> list[int]:
-        """acquire_cached() of many keys; NO_BLOCK for each that the pool does not have."""
-        refs, found = self._refs, [self._block_of.get(key, NO_BLOCK) for key in keys]
-        for block in found:
-            if block != NO_BLOCK:
-                if not refs[block]:
-                    self._eviction_queue.discard(block)
-                refs[block] += 1
-        return found
 
     def share(self, blocks: Seq[int]) -> None:
         """Add a hold to blocks that are held already."""

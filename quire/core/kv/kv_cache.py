@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Container, Hashable, Iterable
 from collections.abc import Sequence as Seq
-from itertools import takewhile
 
 from quire.core.kv.block_keys import BlockKeys
 from quire.core.kv.block_pool import BlockKey, BlockPool
@@ -194,8 +193,9 @@ class KVCache:
         for g in range(len(self.specs)):
             first = self._first_block(g, hit)
             seq.tables[g].extend([NO_BLOCK] * first)
-            suffix = self._group_suffixes[g]
-            seq.tables[g].extend(self.pool.acquire_each([key + suffix for key in keys[first:hit]]))
+            for key in keys[first:hit]:
+                block = self.pool.acquire_cached(key + self._group_suffixes[g])
+                seq.tables[g].append(NO_BLOCK if block is None else block)
 
     def find_prefix(self, seq: Sequence) -> int:
         """Number of leading tokens that match_prefix() would find now for a sequence without
@@ -339,18 +339,19 @@ class KVCache:
         while len(self._suspect_keys) > MAX_SUSPECT_KEYS:
             self._suspect_keys.popitem(last=False)
 
-    @property
-    def _is_available(self) -> Callable[[BlockKey], bool]:
-        """Returns whether the next step can read a content: from the device pool or host tier."""
-        pool, host = self.pool, self.host
-        return pool.__contains__ if host is None else lambda key: key in pool or key in host
+    def _is_available(self, key: BlockKey) -> bool:
+        """Whether the next step can read this content: from the device pool or the host tier."""
+        return key in self.pool or (self.host is not None and key in self.host)
 
     def _longest_hit(self, keys: Seq[BlockKey], has: Callable[[BlockKey], bool]) -> int:
         """Number of leading blocks that all groups can take as computed."""
         most = len(keys)
         for g in self._full_groups:
             suffix = self._group_suffixes[g]
-            most = sum(1 for _ in takewhile(has, [key + suffix for key in keys[:most]]))
+            for i in range(most):
+                if not has(keys[i] + suffix):
+                    most = i
+                    break
         if not self._window_groups:
             return most
         best, runs = 0, [0] * len(self.specs)  # consecutive blocks, up to here, that a group has
