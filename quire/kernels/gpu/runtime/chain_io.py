@@ -15,6 +15,7 @@ from torch import Tensor
 
 from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.int_math import cdiv, next_power_of_2
+from quire.kernels.gpu.runtime.step_io import store_kv_slots
 
 BLOCK = 128
 ANY_TOKEN = -2
@@ -102,11 +103,10 @@ def _advance_rows_kernel(
         tl.store(position_ptr + r, tl.where(real, place, 0), mask=live)
         tl.store(context_ptr + r, tl.where(real, place + 1, 0), mask=live)
         tl.store(table_row_ptr + r, tl.where(real, slot, 0), mask=live)
-        entry = slot.to(tl.int64) * width + place // KV_BLOCK
-        for g in tl.static_range(GROUPS):
-            block = tl.load(tables_ptr + g * group_stride.to(tl.int64) + entry, mask=real, other=0)
-            at = block.to(tl.int64) * KV_BLOCK + place % KV_BLOCK
-            tl.store(kv_ptr + g * rows.to(tl.int64) + r, tl.where(real, at, -1), mask=live)
+        store_kv_slots(
+            kv_ptr, tables_ptr, r, slot, place, real, live, rows, group_stride, width, GROUPS,
+            KV_BLOCK,
+        )  # fmt: skip
     tl.debug_barrier()  # every thread has read the number
     tl.store(pass_ptr, number + 1)
 

@@ -6,6 +6,7 @@ state (tables, last tokens), by slot, so the host sends only what is new.
 
 from __future__ import annotations
 
+import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -27,6 +28,20 @@ def _write_tables_kernel(
     live = i < count
     at = tl.load(at_ptr + i, mask=live, other=0)
     tl.store(tables_ptr + at.to(tl.int64), tl.load(block_ptr + i, mask=live, other=0), mask=live)
+
+
+@triton.jit
+def store_kv_slots(kv_ptr, tables_ptr, i, slot, position, real, live, count, group_stride, width,
+                   GROUPS: tl.constexpr, KV_BLOCK: tl.constexpr):  # fmt: skip
+    """Store where each layer group keeps the KV of tokens: kv [G, count] at i, -1 if not real.
+
+    slot, position: of the tokens, whose blocks are in the tables [G, M, W]. group_stride: M * W.
+    """
+    entry = slot.to(tl.int64) * width + position // KV_BLOCK
+    for g in tl.static_range(GROUPS):
+        block = tl.load(tables_ptr + g * group_stride.to(tl.int64) + entry, mask=real, other=0)
+        at = block.to(tl.int64) * KV_BLOCK + position % KV_BLOCK
+        tl.store(kv_ptr + g * count.to(tl.int64) + i, tl.where(real, at, -1), mask=live)
 
 
 @kernel("tokens", "group_stride", "width")
@@ -53,11 +68,10 @@ def _gather_inputs_kernel(
     last = tl.load(last_ptr + slot, mask=real & (token == -1), other=0)
     tl.store(id_ptr + t, tl.where(token == -1, last, token), mask=live)
     position = tl.load(position_ptr + t, mask=live, other=0)
-    entry = slot.to(tl.int64) * width + position // KV_BLOCK
-    for g in tl.static_range(GROUPS):
-        block = tl.load(tables_ptr + g * group_stride.to(tl.int64) + entry, mask=real, other=0)
-        at = block.to(tl.int64) * KV_BLOCK + position % KV_BLOCK
-        tl.store(kv_ptr + g * tokens.to(tl.int64) + t, tl.where(real, at, -1), mask=live)
+    store_kv_slots(
+        kv_ptr, tables_ptr, t, slot, position, real, live, tokens, group_stride, width, GROUPS,
+        KV_BLOCK,
+    )  # fmt: skip
 
 
 @kernel("rows", "group_stride", "width", "stride")
@@ -99,11 +113,10 @@ def _load_decode_inputs_kernel(
         last = tl.load(last_ptr + slot, mask=real & (token < 0), other=0)
         tl.store(id_ptr + r, tl.where(token < 0, last, token), mask=live)
         place = tl.maximum(context - 1, 0)
-        entry = slot.to(tl.int64) * width + place // KV_BLOCK
-        for g in tl.static_range(GROUPS):
-            block = tl.load(tables_ptr + g * group_stride.to(tl.int64) + entry, mask=real, other=0)
-            at = block.to(tl.int64) * KV_BLOCK + place % KV_BLOCK
-            tl.store(kv_ptr + g * rows.to(tl.int64) + r, tl.where(real, at, -1), mask=live)
+        store_kv_slots(
+            kv_ptr, tables_ptr, r, slot, place, real, live, rows, group_stride, width, GROUPS,
+            KV_BLOCK,
+        )  # fmt: skip
     tl.debug_barrier()  # every thread has read the state
     tl.store(state_ptr + 1, box)
     tl.store(state_ptr, (box + 1) % BOXES)
