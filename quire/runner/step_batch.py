@@ -202,29 +202,9 @@ def _build_decode_batch(seqs: tuple, starts: tuple[int, ...]) -> StepBatch:
     rows = range(len(seqs))
     slots = [seq.slot for seq in seqs]
     positions = np.array(starts, dtype=np.int32)
-    contexts = positions + 1
     prompts = np.array([len(seq.request.prompt) for seq in seqs], dtype=np.int32)
-    num_outputs = contexts - prompts
-    q_starts = np.arange(len(seqs) + 1, dtype=np.int32)
-    array = np.array(slots, dtype=np.int32)
-    return StepBatch(
-        rows=rows,
-        slots=array,
-        token_ids=np.array([seq.tokens[at] for seq, at in zip(seqs, starts)], dtype=np.int32),
-        token_slots=array,
-        positions=positions,
-        q_starts=q_starts,
-        contexts=contexts,
-        sampled_tokens=q_starts[:-1],
-        sampled_rows=rows,
-        sampled_slots=tuple(slots),
-        num_outputs=num_outputs,
-        num_decodes=len(seqs),
-        max_query=1,
-        max_context=int(contexts.max()),
-        decode_only=True,
-        may_have_prompts=bool(num_outputs.min() <= 0),
-    )
+    ids = [seq.tokens[at] for seq, at in zip(seqs, starts)]
+    return _decode_only(rows, slots, ids, positions, positions + 1 - prompts)
 
 
 def _build_draft_batch(
@@ -244,25 +224,38 @@ def _build_draft_batch(
         numbers += [(i, slot, at, at + 1 - prompt) for at in range(start, start + count + 1)]
     assert len(ids) == len(numbers), (len(ids), len(numbers))
     rows, slots, positions, num_outputs = np.array(numbers, dtype=np.int32).T.copy()
+    return _decode_only(rows.tolist(), slots.tolist(), ids, positions, num_outputs, behind)
+
+
+def _decode_only(
+    rows: Seq[int],
+    slots: list[int],
+    ids: list[int],
+    positions: Ints,
+    num_outputs: Ints,
+    next_drafts: Seq[int] = (),
+) -> StepBatch:
+    """A step whose every token is sampled. All: of each token."""
     contexts = positions + 1
     q_starts = np.arange(len(ids) + 1, dtype=np.int32)
+    of_tokens = np.array(slots, dtype=np.int32)
     return StepBatch(
-        rows=(listed := rows.tolist()),
-        slots=slots,
+        rows=rows,
+        slots=of_tokens,
         token_ids=np.array(ids, dtype=np.int32),
-        token_slots=slots,
+        token_slots=of_tokens,
         positions=positions,
         q_starts=q_starts,
         contexts=contexts,
         sampled_tokens=q_starts[:-1],
-        sampled_rows=listed,
-        sampled_slots=tuple(slots.tolist()),
+        sampled_rows=rows,
+        sampled_slots=tuple(slots),
         num_outputs=num_outputs,
         num_decodes=len(ids),
         max_query=1,
         max_context=int(contexts.max()),
         decode_only=True,
-        next_drafts=behind,
+        next_drafts=next_drafts,
         may_have_prompts=bool(num_outputs.min() <= 0),
     )
 
