@@ -349,6 +349,13 @@ def generated(pair, inputs):
     ]
 
 
+def check_answer(answer, ids, logprobs, mix):
+    got = answer.outputs[0]
+    assert list(got.token_ids) == ids, mix
+    for token, entry, want in zip(ids, got.logprobs, logprobs, strict=True):
+        assert abs(entry[token].logprob - want) < 1e-3, mix
+
+
 @pytest.mark.parametrize("settings", [{}, {"max_num_batched_tokens": 16}])
 def test_an_engine_answers_as_transformers(pair, settings):
     llm = LLM(
@@ -361,10 +368,7 @@ def test_an_engine_answers_as_transformers(pair, settings):
     wants = [expected(pair, mix) for mix in MIXES]
     assert len({tuple(ids) for ids, _ in wants}) > len(wants) // 2
     for mix, answer, (ids, logprobs) in zip(MIXES * 2, answers, wants * 2, strict=True):
-        got = answer.outputs[0]
-        assert list(got.token_ids) == ids, mix
-        for token, entry, want in zip(ids, got.logprobs, logprobs, strict=True):
-            assert abs(entry[token].logprob - want) < 1e-3, mix
+        check_answer(answer, ids, logprobs, mix)
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_num_batched_tokens": 16}])
@@ -381,10 +385,7 @@ def test_sounds_of_videos_are_read_as_in_transformers(pair, settings):
         ids, logprobs = generated(pair, {**inputs, "use_audio_in_video": True})
         for answer in both:
             assert list(answer.prompt_token_ids) == inputs["input_ids"][0].tolist(), mix
-            got = answer.outputs[0]
-            assert list(got.token_ids) == ids, mix
-            for token, entry, want in zip(ids, got.logprobs, logprobs, strict=True):
-                assert abs(entry[token].logprob - want) < 1e-3, mix
+            check_answer(answer, ids, logprobs, mix)
 
 
 def test_the_sound_of_a_file_is_read_where_it_has_one(pair):
