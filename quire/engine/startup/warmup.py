@@ -31,6 +31,7 @@ from quire.core.params import SamplingParams
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.types import MediaItem, MediaTensor, Pooling, Request, StopConditions
 from quire.engine.startup.media_warmup import largest_items, media_request
+from quire.engine.startup.scheduler_setup import slice_sizes
 from quire.errors import NoRoom, RequestError, TooLong
 from quire.executors.base import Executor
 
@@ -186,8 +187,26 @@ def _run_first_step(half: SchedulerAndExecutor, config: EngineConfig) -> None:
         run_dummy_pooling(half, [1], config.pooling.tasks[0])
 
 
+@contextmanager
+def _beside_slices(half: SchedulerAndExecutor, config: EngineConfig) -> Iterator[None]:
+    """Within, a slice has run of the largest items: steps keep what it made until the next one."""
+    sizes = slice_sizes(config)
+    items = [] if sizes is None or sizes.blocks == 1 else largest_items(config)
+    if not items:
+        yield
+        return
+    half[1].call("call_part", "encoder_slices", msgspec.msgpack.encode(items))
+    yield
+    half[1].call("call_part", "encoder_slices", msgspec.msgpack.encode([]))
+
+
 def _run_worst_step(half: SchedulerAndExecutor, config: EngineConfig) -> None:
     """Run the step that takes most memory; where there is no sampling, once for each task."""
+    with _beside_slices(half, config):
+        _run_worst_steps(half, config)
+
+
+def _run_worst_steps(half: SchedulerAndExecutor, config: EngineConfig) -> None:
     if not config.generates and config.pooling is not None:
         for task in config.pooling.tasks:
             run_dummy_pooling(half, worst_step_lengths(config), task)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from quire.core.scheduling.limits.media_encoder import MediaSteps
 from quire.core.types import StepPlan
 from quire.models.base import LanguageModel
@@ -34,6 +36,19 @@ class EncoderSlicesPart(StepPart, frozen=True, array_like=True):
             for item, own in one.encodes
         ]
         return cls(tuple(items), one.blocks, one.ends)
+
+    @classmethod
+    def call(cls, model: LanguageModel, request: bytes) -> bytes:
+        """Run a slice of items that no step has, as the first of several, on the first pipeline
+        stage. Without items: drop those of the call before."""
+        found = find_media_rows(model)
+        items = msgspec.msgpack.decode(request, type=list[EncodeItem])
+        if found is not None and items:
+            found.pool.begin_slices(items)
+            found.pool.encode_slice(0, 1)
+        elif found is not None:
+            found.pool.drop_slices()
+        return b""
 
     def write_inputs(self, model: LanguageModel, batch: StepBatch) -> None:
         """Run the slice, on the first pipeline stage."""

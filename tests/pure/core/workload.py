@@ -17,6 +17,7 @@ from quire.core.kv.kv_cache import KVCache
 from quire.core.kv.state_checkpoints import StateCheckpoints
 from quire.core.kv.tiers.host import HostTier
 from quire.core.media.encoder_cache import pages_for
+from quire.core.media.encoder_slices import SliceSizes
 from quire.core.scheduling.drafting import Drafting
 from quire.core.scheduling.grammar_wait import GrammarWait
 from quire.core.scheduling.limits.base import by_contract
@@ -641,8 +642,11 @@ def random_media_run(seed, most_steps=20_000, **fixed):
     setup.media = {
         "max_rows": rng.choice([1, 20, 100]),
         "cache_rows": 16 * (pages_for(largest) + rng.choice([0, 0, 1, 3, 20])),
-        "slices": rng.choice([0, 1, 5]),
+        "paced": rng.random() < 0.7,
     }
+    blocks, whole_rows = rng.choice([1, 5]), rng.choice([0, 0, 12])
+    if setup.media["paced"] and setup.ranks == 1:
+        setup.media["slices"] = SliceSizes(blocks, 8, whole_rows)  # items have few rows
     if bidirectional and rng.random() < 0.3:
         requests = [
             replace(one, bidirectional_tokens=len(one.prompt) if one.media else 0)
