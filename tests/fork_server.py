@@ -34,11 +34,14 @@ PRELOADED = (
     *("quire.cli.serve", "quire.server.process.supervisor", "quire.server.process.api_process"),
     *("quire.server.app", "quire.engine.core.process_main", "quire.engine.core.process"),
     *("quire.models.llama", "quire.llm", "tests.faults.serve"),
+    *("quire.engine.startup.grammar_setup", "quire.engine.startup.vocabulary"),
 )
 MEDIA_WORKER = ("quire.media.media_worker", "quire.media.processor")
 """What a fork server of media workers imports, in place of PRELOADED: no torch."""
-SANDBOXED = {"quire.engine.startup.grammar_setup", "quire.text.templates.render_worker"}
+SANDBOXED = {"quire.text.templates.render_worker"}
 """Modules whose processes are started always: a sandbox has a limit of memory, and no torch."""
+ENGINE = "quire.engine.core.process_main"
+"""It has a fork server of its own, as the first process has: for ranks, and workers of grammars."""
 NAME = "fork-server"
 """Of a process that is the fork server of a fork."""
 MARGIN = 16_000
@@ -172,7 +175,8 @@ def become(order, fds):
         os.environ.update(order["env"])
         tempfile.tempdir = None
         write_command_line([sys.executable, *order["args"]])
-        if Popen.server is None and _BOOTSTRAP not in order["args"]:
+        first = Popen.server is None and _BOOTSTRAP not in order["args"]
+        if first or ENGINE in order["args"]:
             fork_from_here()
         run(*order["args"])
         status = 0
