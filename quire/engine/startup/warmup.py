@@ -34,6 +34,7 @@ from quire.engine.startup.media_warmup import largest_items, media_request
 from quire.engine.startup.scheduler_setup import slice_sizes
 from quire.errors import NoRoom, RequestError, TooLong
 from quire.executors.base import Executor
+from quire.runner.parts.encoder_slices import EncoderSlicesPart
 
 DUMMY_VOCAB = 2
 """Tokens of dummy prompts: every model has the first two."""
@@ -189,15 +190,23 @@ def _run_first_step(half: SchedulerAndExecutor, config: EngineConfig) -> None:
 
 @contextmanager
 def _beside_slices(half: SchedulerAndExecutor, config: EngineConfig) -> Iterator[None]:
-    """Within, a slice has run of the largest items: steps keep what it made until the next one."""
+    """Encode the largest items slice by slice, and before the last one run what is within: steps
+    between slices have less memory."""
     sizes = slice_sizes(config)
-    items = [] if sizes is None or sizes.blocks == 1 else largest_items(config)
+    blocks = 0 if sizes is None else sizes.blocks
+    items = tuple(largest_items(config)) if blocks > 1 else ()
     if not items:
         yield
         return
-    half[1].call("call_part", "encoder_slices", msgspec.msgpack.encode(items))
+    for at in range(blocks - 1):
+        _run_slice(half, EncoderSlicesPart(items if at == 0 else (), (at, at + 1), False))
     yield
-    half[1].call("call_part", "encoder_slices", msgspec.msgpack.encode([]))
+    items = tuple([msgspec.structs.replace(one, tensors=()) for one in items])
+    _run_slice(half, EncoderSlicesPart(items, (blocks - 1, blocks), True))
+
+
+def _run_slice(half: SchedulerAndExecutor, part: EncoderSlicesPart) -> None:
+    half[1].call("call_part", "encoder_slices", msgspec.msgpack.encode(part))
 
 
 def _run_worst_step(half: SchedulerAndExecutor, config: EngineConfig) -> None:
