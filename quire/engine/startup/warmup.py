@@ -27,6 +27,7 @@ from quire.config.memory.memory_plan import (
     blocks_per_sequence,
     gib,
 )
+from quire.core.media.encoder_cache import pages_for
 from quire.core.params import SamplingParams
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.types import MediaItem, MediaTensor, Pooling, Request, StopConditions
@@ -34,6 +35,7 @@ from quire.engine.startup.media_warmup import largest_items, media_request
 from quire.engine.startup.scheduler_setup import slice_sizes
 from quire.errors import NoRoom, RequestError, TooLong
 from quire.executors.base import Executor
+from quire.runner.media.encoder_pool import EncodeItem
 from quire.runner.parts.encoder_slices import EncoderSlicesPart
 
 DUMMY_VOCAB = 2
@@ -189,20 +191,21 @@ def _run_first_step(half: SchedulerAndExecutor, config: EngineConfig) -> None:
 
 
 @contextmanager
-def _beside_slices(half: SchedulerAndExecutor, config: EngineConfig) -> Iterator[None]:
-    """Encode the largest items slice by slice, and before the last one run what is within: steps
-    between slices have less memory."""
+def _beside_slices(
+    half: SchedulerAndExecutor, config: EngineConfig, items: Sequence[EncodeItem]
+) -> Iterator[None]:
+    """Encode items slice by slice, and before the last one run what is within: steps between slices
+    have less memory."""
     sizes = slice_sizes(config)
     blocks = 0 if sizes is None else sizes.blocks
-    items = tuple(largest_items(config)) if blocks > 1 else ()
-    if not items:
+    if blocks < 2 or not items:
         yield
         return
     for at in range(blocks - 1):
-        _run_slice(half, EncoderSlicesPart(items if at == 0 else (), (at, at + 1), False))
+        _run_slice(half, EncoderSlicesPart(tuple(items) if at == 0 else (), (at, at + 1), False))
     yield
-    items = tuple([msgspec.structs.replace(one, tensors=()) for one in items])
-    _run_slice(half, EncoderSlicesPart(items, (blocks - 1, blocks), True))
+    placed = tuple([msgspec.structs.replace(one, tensors=()) for one in items])
+    _run_slice(half, EncoderSlicesPart(placed, (blocks - 1, blocks), True))
 
 
 def _run_slice(half: SchedulerAndExecutor, part: EncoderSlicesPart) -> None:
@@ -211,11 +214,6 @@ def _run_slice(half: SchedulerAndExecutor, part: EncoderSlicesPart) -> None:
 
 def _run_worst_step(half: SchedulerAndExecutor, config: EngineConfig) -> None:
     """Run the step that takes most memory; where there is no sampling, once for each task."""
-    with _beside_slices(half, config):
-        _run_worst_steps(half, config)
-
-
-def _run_worst_steps(half: SchedulerAndExecutor, config: EngineConfig) -> None:
     if not config.generates and config.pooling is not None:
         for task in config.pooling.tasks:
             run_dummy_pooling(half, worst_step_lengths(config), task)
@@ -233,12 +231,27 @@ def _run_worst_steps(half: SchedulerAndExecutor, config: EngineConfig) -> None:
     )
 
 
+def _run_worst_step_beside(
+    half: SchedulerAndExecutor, config: EngineConfig, items: Sequence[EncodeItem]
+) -> None:
+    with _beside_slices(half, config, items):
+        _run_worst_step(half, config)
+
+
 def _run_media(half: SchedulerAndExecutor, config: EngineConfig) -> None:
     request = media_request(config)
-    if request is not None:
-        with suppress(RequestError):  # a cache or limits that are too small for it
-            half[0].add(request)
-        _run_to_end(half)
+    if request is None:
+        return
+    try:
+        half[0].add(request)
+    except RequestError:  # a cache or limits that are too small for it
+        return
+    _run_to_end(half)
+    item = request.media[0]
+    pages = tuple(range(pages_for(item.num_rows)))
+    small = EncodeItem(item.modality, item.num_rows, item.tensors, pages)
+    with _beside_slices(half, config, [small]):
+        pass  # slices have kernels of their own
 
 
 def measure_peak_memory(half: SchedulerAndExecutor, config: EngineConfig) -> PeakMemory:
@@ -247,8 +260,8 @@ def measure_peak_memory(half: SchedulerAndExecutor, config: EngineConfig) -> Pea
     with _out_of_memory_as_no_room(config):
         _run_first_step(half, config)
         captured, _ = _peak_of(half, lambda: half[1].call("launch_graph_bodies"))
-        step, reserved = _peak_of(half, lambda: _run_worst_step(half, config))
         items = largest_items(config)
+        step, reserved = _peak_of(half, lambda: _run_worst_step_beside(half, config, items))
         media = msgspec.msgpack.encode(items)
         encoded = (
             _peak_of(half, lambda: half[1].call("call_part", "media", media)) if items else (0, 0)

@@ -44,7 +44,7 @@ def test_a_start_sends_one_item_through_the_encoder(tmp_path, name):
     assert pool.allocate()[: rows[0]].any()
     wanted = pool.allocate()[: rows[0]].clone()
     pool.allocate().zero_()
-    with warmup._beside_slices((scheduler, llm.engine.executor), llm.config):
+    with warmup._beside_slices((scheduler, llm.engine.executor), llm.config, most[:1]):
         assert (
             not pool.allocate().any()
         )  # steps run while the states of the last slice but one live
