@@ -75,10 +75,6 @@ class EncoderPool:
             [EncoderInput(one.modality, self._load(one)) for one in items]
         )
 
-    def drop_slices(self) -> None:
-        """Forget what was begun."""
-        self._sliced = None
-
     def encode_slice(self, first: int, last: int) -> None:
         """Run slices [first, last) of the encoder's, on the current stream; not the last one."""
         assert self._sliced is not None

@@ -39,18 +39,14 @@ class EncoderSlicesPart(StepPart, frozen=True, array_like=True):
 
     @classmethod
     def call(cls, model: LanguageModel, request: bytes) -> bytes:
-        """Run a slice of items that no step has, as the first of several, on the first pipeline
-        stage. Without items: drop those of the call before."""
-        found = find_media_rows(model)
-        items = msgspec.msgpack.decode(request, type=list[EncodeItem])
-        if found is not None and items:
-            found.pool.begin_slices(items)
-            found.pool.encode_slice(0, 1)
-        elif found is not None:
-            found.pool.drop_slices()
+        """Run a slice as a step would: a part, as msgpack."""
+        msgspec.msgpack.decode(request, type=cls)._run(model)
         return b""
 
     def write_inputs(self, model: LanguageModel, batch: StepBatch) -> None:
+        self._run(model)
+
+    def _run(self, model: LanguageModel) -> None:
         """Run the slice, on the first pipeline stage."""
         found = find_media_rows(model)
         if found is None:
