@@ -63,7 +63,8 @@ class ModelInputBuilder:
         )
         self._sampled_slots: set[int] = set()  # joined by sequences that generate
         found = load_part_types() if part_types is None else part_types
-        self._part_types = {name: kind for name, kind in found.items() if kind.is_used(shape)}
+        used = [(name, kind) for name, kind in found.items() if kind.is_used(shape)]
+        self._part_types = dict(sorted(used, key=lambda one: one[1].divides_attention))
 
     def build(self, plan: StepPlan) -> ModelInput:
         """Copy what the step needs from the plan's live objects."""
@@ -87,11 +88,15 @@ class ModelInputBuilder:
             )
 
     def _prepare_parts(self, plan: StepPlan, batch: StepBatch) -> dict[str, StepPart]:
-        parts = {}
+        parts: dict[str, StepPart] = {}
+        is_divided = False
         for name, kind in self._part_types.items():
+            if kind.divides_attention and is_divided:
+                continue
             part = kind.prepare(plan, batch)
             if part is not None:
                 parts[name] = part
+                is_divided = kind.divides_attention > 0
         return parts
 
 

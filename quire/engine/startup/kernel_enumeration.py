@@ -269,7 +269,7 @@ def _run_drafter(worker: Any, config: EngineConfig, verified: int) -> None:
             worker.compute(drafted(batch), ())
         for group in worker.proposals.graph_groups(sizes(verified)):
             for graph in group:
-                worker.proposals.launch_graph(graph)
+                worker.proposals.launch_own(graph)
 
 
 def drafted(batch: StepBatch) -> StepBatch:

@@ -74,6 +74,12 @@ class StepVariant(Protocol):
         ...
 
     @property
+    def few_graphs(self) -> bool:
+        """Whether these steps have graphs of half as many numbers of rows as others, none of which
+        samples too: each takes time at a start, and a row of padding takes little."""
+        ...
+
+    @property
     def has_prompts(self) -> bool:
         """Whether steps with it and rows of prompts have graphs."""
         ...
@@ -114,6 +120,8 @@ class StepVariant(Protocol):
 
 class NoOwnGraphs:
     """Of variants whose only graphs are those of forward passes."""
+
+    few_graphs: bool = False
 
     def own_graphs(self, graphs: OwnGraphs) -> Sequence[int]:
         return ()
@@ -175,6 +183,10 @@ class CombinedVariant(NamedTuple):
     @property
     def most_rows(self) -> int | None:
         return min((one.most_rows for one in self.variants if one.most_rows), default=None)
+
+    @property
+    def few_graphs(self) -> bool:
+        return any(one.few_graphs for one in self.variants)
 
     @property
     def has_prompts(self) -> bool:
@@ -251,6 +263,10 @@ class StepPart(msgspec.Struct, frozen=True, array_like=True):
     keeps_graphs: ClassVar[bool] = False
     """Whether steps with it run graphs without a variant: it changes no inputs, and reads nothing
     that the forward pass returns."""
+
+    divides_attention: ClassVar[int] = 0
+    """Place among the parts that divide the attention of decoding rows among programs, each in a
+    way of its own: a step has the first that its rows are worth. 0: it is none of them."""
 
     @classmethod
     def is_used(cls, shape: TableShape) -> bool:

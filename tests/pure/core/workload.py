@@ -138,7 +138,9 @@ class Setup:
             )
             limits += [self.media_limit, UndividedRunLimit(self.budget)]
         if self.least_shared:
-            limits.insert(len(self.more), SharedPromptLimit(self.block_size, self.least_shared))
+            limits.insert(
+                len(self.more), SharedPromptLimit(self.block_size, order, self.least_shared)
+            )
         if self.grammars is not None:
             limits.append(GrammarWait(self.grammars, 10_000))
         if kv.states is not None:
