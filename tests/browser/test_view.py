@@ -19,7 +19,8 @@ def live(page, frame):
     """Let the page see this frame and no other."""
     body = f"data: {json.dumps(frame)}\n\n"
     page.route(
-        "**/quire/live?engine=0", lambda route: route.fulfill(body=body, content_type="text/event-stream")
+        "**/quire/live?engine=0",
+        lambda route: route.fulfill(body=body, content_type="text/event-stream"),
     )
 
 

@@ -64,7 +64,14 @@ def test_reads_the_first_frame_of_an_animation():
     assert read(data)[0, 0].tolist() == [250, 0, 0]
 
 
+def many_scans():
+    data = encode(PHOTO.convert("L"), "JPEG", progressive=True)
+    last = data[data.rfind(b"\xff\xda") : -2]
+    return data[:-2] + last * 100 + data[-2:]
+
+
 REFUSED = {
+    "scans": (many_scans(), "more than 100 scans"),
     "bomb": (png_with_size(60_000, 60_000), "60000 x 60000 pixels; at most"),
     "lying header": (png_with_size(100, 100), "cannot be decoded"),
     "truncated": (encode(PHOTO, "JPEG")[:-40], "cannot be decoded"),
