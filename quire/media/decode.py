@@ -217,24 +217,28 @@ def _list_frames(container: Any, stream: Any, where: str) -> _Frames:
 
 
 def _decode_at(container: Any, stream: Any, found: _Frames, wanted: list[int]) -> Iterator[Any]:
-    """Yield frames, among them those at the wanted times. It seeks where that skips frames."""
+    """Yield frames, among them those at the wanted times.
+
+    It seeks where that skips frames, and only forward: in a file whose times are out of order a
+    seek may lead back.
+    """
     place = 0
-    reached: int | None = None
+    sought: int | None = None
     while place < len(wanted):
         key = found.key_before(wanted[place])
-        if reached is None or (key is not None and key > reached):
-            container.seek(key if key is not None else found.times[0], stream=stream)
+        if sought is None or (key is not None and key > sought):
+            sought = key if key is not None else found.times[0]
+            container.seek(sought, stream=stream)
         for frame in container.decode(stream):
             if frame.pts is None:
                 continue
-            reached = frame.pts
-            while place < len(wanted) and reached >= wanted[place]:
+            while place < len(wanted) and frame.pts >= wanted[place]:
                 place += 1
             yield frame
             if place == len(wanted):
                 return
             key = found.key_before(wanted[place])
-            if key is not None and key > reached:
+            if key is not None and key > max(sought, frame.pts):
                 break  # the frames between are not decoded
         else:
             return

@@ -52,7 +52,7 @@ def test_integers_are_read_where_they_are_sizes(dtype):
     assert read_tensor(text(saved(sizes)), integers=True).tolist() == [1, 4, -6]
     refused = "must be of float16, bfloat16, float32 or float64, got (int|long)"
     assert re.search(refused, refusal(saved(sizes)))
-    with pytest.raises(RequestError, match="must be of int32, int64, float16, .*, got bool"):
+    with pytest.raises(RequestError, match=r"must be of int32, int64, float16, .*, got bool"):
         read_tensor(text(saved(sizes > 0)), integers=True)
 
 

@@ -125,6 +125,15 @@ def test_samples_by_frames_per_second():
     assert len(read_video(data, num_frames=-1).frames) == 20
 
 
+def test_a_video_whose_times_are_out_of_order_ends():
+    """A seek to its last key frame leads back to the first."""
+    data = bytearray(video(numbered_frames(20), gop=1))
+    steps = data.find(b"stts") + 16
+    data[steps : steps + 4] = bytes(4)
+    with pytest.raises(RequestError, match="ends after 2 of the 20 frames"):
+        read_video(bytes(data))
+
+
 def test_refuses_videos_over_limits():
     data = video(numbered_frames(20))
     few = MediaLimits(frames=8)
