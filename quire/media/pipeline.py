@@ -152,9 +152,9 @@ class MediaPipeline:
     ) -> list[ReadyItem]:
         """Return the items of one prompt, in the order of `parts`.
 
-        max_tokens: of all together. root: what separates the caches of tenants. names: what separates
-        the uuids of callers of one tenant. kwargs, io_kwargs:
-        mm_processor_kwargs and media_io_kwargs of the request.
+        max_tokens: of all together. root: what separates the caches of tenants. names: what
+        separates the uuids of callers of one tenant. kwargs, io_kwargs: mm_processor_kwargs and
+        media_io_kwargs of the request.
         Raises RequestError, MediaUnavailable, Overloaded, EngineError.
         """
         if not parts:
@@ -323,6 +323,8 @@ class MediaPipeline:
             message = f"{part.where}: this model takes no embeddings in place of media"
             raise Unsupported(message, param=part.param)
         rows = np.asarray(part.embeds["embeds"])
+        if rows.ndim == 3 and len(rows) == 1:
+            rows = rows[0]
         width = self.processor.row_width
         if rows.ndim != 2 or rows.shape[1] != width or rows.dtype.kind != "f":
             shape = f"{rows.dtype} of shape {list(rows.shape)}"
@@ -333,6 +335,10 @@ class MediaPipeline:
         sizes: dict[str, Any] = {"rows": len(rows)}
         for key, value in part.embeds.items():
             if key != "embeds":
+                if key not in self.processor.embed_sizes:
+                    known = ", ".join(self.processor.embed_sizes) or "no sizes"
+                    message = f"has {key!r:.40} beside embeddings; this model reads {known}"
+                    raise invalid_part(part.where, message)
                 numbers = np.asarray(value)
                 if numbers.dtype.kind not in "iu" or numbers.size > 16:
                     raise invalid_part(part.where, f"has {key!r:.40}, which must be a few integers")

@@ -217,6 +217,12 @@ def test_rows_of_an_encoder_take_the_place_of_an_image(post):
     assert answers[0]["choices"] == answers[1]["choices"]
     blind = post("/tokenize", model="vl", messages=user("What?")).json()["count"]
     assert answers[0]["usage"]["prompt_tokens"] == blind + 4 + 2
+    for wrong in ([2**40, 2**40, 4], [1, 4, 6]):
+        embeds = {"image_embeds": saved(rows), "image_grid_thw": saved(torch.tensor(wrong))}
+        part = {"type": "image_embeds", "image_embeds": embeds}
+        refused = post("/v1/chat/completions", messages=user("What?", part), **GREEDY)
+        assert refused.status_code == 400
+        assert "embeddings have 4 rows" in refused.json()["error"]["message"]
 
 
 @pytest.mark.slow("decodes and encodes frames")

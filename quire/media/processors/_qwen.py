@@ -96,6 +96,7 @@ class QwenProcessor(MediaProcessor):
 
     modalities: tuple[Modality, ...] = ("image", "video")
     takes_embeds: ClassVar[bool] = True
+    embed_sizes: ClassVar[tuple[str, ...]] = ("image_grid_thw", "video_grid_thw")
     tokens: ClassVar[dict[Modality, str]] = {"image": "<|image_pad|>", "video": "<|video_pad|>"}
     """The token of each cell, which is also the placeholder's."""
     defaults: ClassVar[dict[Modality, Settings]]
@@ -228,7 +229,14 @@ class QwenProcessor(MediaProcessor):
                 f"columns of patches are multiples of {merge}",
                 param="multi_modal_data",
             )
-        return found[0], found[1] // merge, found[2] // merge
+        grid = found[0], found[1] // merge, found[2] // merge
+        if math.prod(grid) != sizes["rows"]:
+            raise RequestError(
+                f"embeddings have {sizes['rows']} rows; a {name} of {list(found)} has "
+                f"{math.prod(grid)}",
+                param="multi_modal_data",
+            )
+        return grid
 
     def id_of(self, field: str, text: str) -> int:
         """Return the id of a token of config.json, or of the tokenizer. Raises ConfigError."""

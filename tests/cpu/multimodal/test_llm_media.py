@@ -118,12 +118,17 @@ def test_other_forms_of_an_image_are_the_same_image(pair, llm):
 def test_embeddings_take_the_place_of_the_encoder(pair, llm):
     image = photo(40, 90)
     (rows,) = pair.rows(pair.process([image]))
-    prompt = {"prompt": "w3 <image> w4", "multi_modal_data": {"image": rows}}
-    if not llm.llm_engine.inputs.media.pipeline.processor.takes_embeds:
-        with pytest.raises(Unsupported, match="takes no embeddings"):
+    want = theirs(pair, "w3 <image> w4", [image])
+    for given in (rows, rows[None], [rows], {"image_embeds": rows}, {"image_embeds": rows[None]}):
+        prompt = {"prompt": "w3 <image> w4", "multi_modal_data": {"image": given}}
+        same(llm.generate(prompt, GREEDY, use_tqdm=False)[0], want)
+    for given, reason in (
+        ({"image_embeds": rows, "rows": [10**9]}, "beside embeddings; this model reads no sizes"),
+        (rows[1:], r"has 15 rows; the item takes 16"),
+    ):
+        prompt = {"prompt": "w3 <image> w4", "multi_modal_data": {"image": given}}
+        with pytest.raises(RequestError, match=reason):
             llm.generate(prompt, GREEDY, use_tqdm=False)
-        return
-    same(llm.generate(prompt, GREEDY, use_tqdm=False)[0], theirs(pair, "w3 <image> w4", [image]))
 
 
 def test_a_uuid_stands_for_an_image_that_was_sent(pair, llm):
