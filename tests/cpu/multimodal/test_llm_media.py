@@ -224,6 +224,25 @@ def test_qwen_answers_as_transformers_does(qwen):
     assert list(found.outputs[0].token_ids) == out[0, inputs["input_ids"].shape[1] :].tolist()
 
 
+def test_rows_of_several_images_in_one_array_are_divided_by_their_grids(qwen):
+    model, processor, llm = qwen
+    mark = "<|vision_start|> <|image_pad|> <|vision_end|>"
+    images = [photo(60, 90), photo(120, 56, 1)]
+    prompt = {"prompt": f"w4 {mark} w6 {mark} w3", "multi_modal_data": {"image": images}}
+    want = llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0]
+    pixels = processor.image_processor(images, return_tensors="pt")
+    with torch.inference_mode():
+        rows = model.model.get_image_features(**pixels).pooler_output
+    data = {"image_embeds": torch.cat(rows), "image_grid_thw": pixels["image_grid_thw"]}
+    given = prompt | {"multi_modal_data": {"image": data}}
+    got = llm.generate(given, GREEDY, use_tqdm=False)[0].outputs[0]
+    assert got.token_ids == want.token_ids
+    assert got.cumulative_logprob == pytest.approx(want.cumulative_logprob, abs=1e-3)
+    wrong = data | {"image_embeds": torch.cat(rows)[1:]}
+    with pytest.raises(RequestError, match="embeddings of images need image_grid_thw"):
+        llm.generate(prompt | {"multi_modal_data": {"image": wrong}}, GREEDY, use_tqdm=False)
+
+
 def test_options_of_the_processor_change_the_tokens(qwen):
     _, _, llm = qwen
     text = "<|vision_start|> <|image_pad|> <|vision_end|> w3"
