@@ -18,7 +18,12 @@ from quire.registry import PluginRegistry
 
 Json = Mapping[str, Any]
 
-MODALITIES = ("image", "video", "audio")
+SIZES = {
+    "image": {"width", "height"},
+    "video": {"width", "height", "num_frames"},
+    "audio": {"length"},
+}
+MODALITIES = tuple(SIZES)
 MAX_WORKERS = 8
 """Worker processes of an API process, unless an option sets their number."""
 _NESTED = {
@@ -36,7 +41,8 @@ class MediaOptions:
 
     limit_mm_per_prompt: dict[str, Any] = field(default_factory=dict)
     """JSON: maximum of items in one prompt by modality, {"image": 2, "video": 0}; also image=2,
-    video=0 without spaces. 0: none is accepted. Without an entry: 999."""
+    video=0 without spaces. 0: none is accepted. Without an entry: 999. {"image": {"count": 2,
+    "width": 512, "height": 512}}: the sizes are accepted and change nothing."""
     mm_processor_kwargs: dict[str, Any] = field(default_factory=dict)
     """JSON: options of the model's processor, such as {"max_pixels": 1003520}. Their names and
     ranges are the model family's."""
@@ -152,17 +158,19 @@ def resolve_media(options: MediaOptions, facts: MediaFacts | None) -> MediaSecti
 def item_counts(options: MediaOptions) -> dict[str, int]:
     """Return the numbers of limit_mm_per_prompt. Raises ConfigError.
 
-    {"image": 2} or {"image": {"count": 2, ...}}, whose other keys are about profiling.
+    {"image": 2} or {"image": {"count": 2, "width": 512}}: sizes, by which vLLM plans its memory.
     """
     given = options.limit_mm_per_prompt
     found = {}
     for modality, value in given.items():
-        count = value.get("count", 999) if isinstance(value, Mapping) else value
-        whole = isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= 1 << 20
-        if modality not in MODALITIES or not whole:
+        sizes = dict(value) if isinstance(value, Mapping) else {"count": value}
+        count = sizes.pop("count", 999)
+        whole = all(type(one) is int for one in (count, *sizes.values())) and 0 <= count <= 1 << 20
+        if modality not in MODALITIES or not whole or not SIZES[modality].issuperset(sizes):
             raise ConfigError(
                 "limit_mm_per_prompt must be numbers of image, video and audio, 0 or more, as "
-                f'{{"image": 2}}; got {modality!r}: {value!r:.80}'
+                f'{{"image": 2}} or {{"image": {{"count": 2, "width": 512, "height": 512}}}}; got '
+                f"{modality!r}: {value!r:.80}"
             )
         found[modality] = int(count)
     return found

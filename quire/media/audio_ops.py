@@ -21,6 +21,8 @@ Audio = NDArray[np.float32]
 
 MIN_RATE, MAX_RATE = 4000, 384_000
 """Sampling rates that are read, in Hz."""
+MAX_AMPLITUDE = 1e10
+"""Of a sample. Some send integers of 16 or 32 bits as floats."""
 
 # -- resampling --------------------------------------------------------------------------------
 
@@ -60,7 +62,13 @@ class Resampler:
         self._inputs = self._outputs = 0
 
     def push(self, block: Audio) -> Audio:
-        """Return the outputs that the inputs so far determine."""
+        """Return the outputs that the inputs so far determine.
+
+        Raises RequestError for samples beyond MAX_AMPLITUDE: features of such are not finite.
+        """
+        if block.size and max(block.max(), -block.min()) > MAX_AMPLITUDE:
+            message = f"the audio has samples beyond {MAX_AMPLITUDE:g}; they are within -1 and 1"
+            raise RequestError(message, param="audio")
         if self._is_copy:
             return block
         self._inputs += len(block)

@@ -7,6 +7,7 @@ Recordings: quire.media.audio_decode.
 from __future__ import annotations
 
 import io
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
@@ -29,8 +30,12 @@ from quire.media.processor import (
 
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 VIDEO_FORMATS = "MP4, MOV, WebM, Matroska, AVI"
+SCAN = re.compile(rb"\xff\xda\0(?:\x08\x01|\x0a\x02|\x0c\x03|\x0e\x04)")
+"""Head of a scan of a JPEG file: length, and one to four components."""
 ORIENTATION = 0x0112
 """Tag of EXIF."""
+MAX_SCANS = 100
+"""Of a JPEG file: each is a pass over all its pixels. Progressive ones have about ten."""
 MAX_FRAME_PIXELS = 1 << 25
 """Pixels of one frame of a video."""
 MAX_PACKETS = 1 << 18
@@ -44,7 +49,7 @@ def decode_image(data: bytes, limits: MediaLimits, where: str) -> DecodedImage:
             warnings.simplefilter("ignore")  # of damaged metadata
             image = Image.open(io.BytesIO(data), formats=IMAGE_FORMATS)
             check_size(image.width, image.height, limits, where)
-            _check_pages(image, where)
+            _check_passes(image, data, where)
             image.load()
             return DecodedImage(image_pixels(image, where))
     except RequestError:
@@ -58,7 +63,11 @@ def decode_image(data: bytes, limits: MediaLimits, where: str) -> DecodedImage:
         raise _invalid(where, f"cannot be decoded ({type(error).__name__}): is it whole?") from None
 
 
-def _check_pages(image: Image.Image, where: str) -> None:
+def _check_passes(image: Image.Image, data: bytes, where: str) -> None:
+    """Raise RequestError for files that take far longer than their pixels, or have several."""
+    scans = SCAN.finditer(data) if image.format in ("JPEG", "MPO") else ()
+    if sum(1 for _ in scans) > MAX_SCANS:
+        raise _invalid(where, f"has more than {MAX_SCANS} scans; progressive files have about ten")
     if image.format == "TIFF" and getattr(image, "n_frames", 1) > 1:
         raise _invalid(where, "is a TIFF file of several pages; send one page")
 
@@ -208,24 +217,28 @@ def _list_frames(container: Any, stream: Any, where: str) -> _Frames:
 
 
 def _decode_at(container: Any, stream: Any, found: _Frames, wanted: list[int]) -> Iterator[Any]:
-    """Yield frames, among them those at the wanted times. It seeks where that skips frames."""
+    """Yield frames, among them those at the wanted times.
+
+    It seeks where that skips frames, and only forward: in a file whose times are out of order a
+    seek may lead back.
+    """
     place = 0
-    reached: int | None = None
+    sought: int | None = None
     while place < len(wanted):
         key = found.key_before(wanted[place])
-        if reached is None or (key is not None and key > reached):
-            container.seek(key if key is not None else found.times[0], stream=stream)
+        if sought is None or (key is not None and key > sought):
+            sought = key if key is not None else found.times[0]
+            container.seek(sought, stream=stream)
         for frame in container.decode(stream):
             if frame.pts is None:
                 continue
-            reached = frame.pts
-            while place < len(wanted) and reached >= wanted[place]:
+            while place < len(wanted) and frame.pts >= wanted[place]:
                 place += 1
             yield frame
             if place == len(wanted):
                 return
             key = found.key_before(wanted[place])
-            if key is not None and key > reached:
+            if key is not None and key > max(sought, frame.pts):
                 break  # the frames between are not decoded
         else:
             return

@@ -30,7 +30,9 @@ PROMPT_FETCHES = 8
 """Of one prompt that run at once: others must not wait for an address that answers slowly."""
 PROMPT_TIMEOUT_S = 60.0
 """Of all fetches of one prompt."""
-_DATA = re.compile(r"data:([\w.+-]+/[\w.+-]+)?((?:;[\w.+-]+=[^;,]*)*);base64,", re.ASCII)
+_DATA = re.compile(
+    r"data:([\w.+-]+/[\w.+-]+)?((?:;[\w.+-]+=[^;,]*)*);base64,", re.ASCII | re.IGNORECASE
+)
 MAX_DATA_HEAD = 256
 """Characters of a data URL before its content."""
 

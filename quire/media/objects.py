@@ -89,11 +89,15 @@ def _as_items(modality: Modality, given: Any) -> list[Any]:
 
 
 def _is_embeds(modality: Modality, given: Any) -> bool:
-    """Whether an array has embeddings: rows of numbers where pixels or samples need other axes."""
+    """Whether an array has embeddings: rows of numbers where pixels or samples need other axes.
+
+    [1 or 3, n, m] may be either; pixels are never below 0.
+    """
     shape = tuple(given.shape)
     if modality == "image":
-        is_pixels = len(shape) == 3 and (shape[-1] in CHANNELS or shape[0] in (1, 3))
-        return len(shape) in (2, 3) and not is_pixels
+        if len(shape) != 3 or shape[-1] in CHANNELS:
+            return len(shape) == 2
+        return shape[0] not in (1, 3) or (0 not in shape and bool(given.min() < 0))
     return len(shape) in (2, 3) if modality == "audio" else len(shape) == 2
 
 

@@ -146,13 +146,15 @@ class MediaPipeline:
         *,
         max_tokens: int,
         root: bytes = b"",
+        names: bytes = b"",
         kwargs: object = None,
         io_kwargs: object = None,
     ) -> list[ReadyItem]:
         """Return the items of one prompt, in the order of `parts`.
 
-        max_tokens: of all together. root: what separates the caches of tenants. kwargs, io_kwargs:
-        mm_processor_kwargs and media_io_kwargs of the request.
+        max_tokens: of all together. root: what separates the caches of tenants. names: what
+        separates the uuids of callers of one tenant. kwargs, io_kwargs: mm_processor_kwargs and
+        media_io_kwargs of the request.
         Raises RequestError, MediaUnavailable, Overloaded, EngineError.
         """
         if not parts:
@@ -168,7 +170,7 @@ class MediaPipeline:
         async def process(part: MediaSource, file: bytes | None) -> tuple[bytes, ProcessedMedia]:
             async with slots:
                 io_option = io_options.get(part.modality, {})
-                return await self._process(part, file, root, options, io_option)
+                return await self._process(part, file, (root, names), options, io_option)
 
         tasks = [asyncio.ensure_future(process(*one)) for one in zip(parts, files)]
         try:
@@ -227,14 +229,17 @@ class MediaPipeline:
         self,
         part: MediaSource,
         file: bytes | None,
-        root: bytes,
+        scope: tuple[bytes, bytes],
         options: Settings,
         io_options: Settings,
     ) -> tuple[bytes, ProcessedMedia]:
-        """Return digest and tensors of an item."""
+        """Return digest and tensors of an item. scope: root and names of prepare()."""
+        root, names = scope
         settings = json.dumps([dict(options), dict(io_options)], sort_keys=True).encode()
         base = (self._root, root, part.modality.encode(), settings)
-        name = None if part.uuid is None else framed_digest(*base, b"name", part.uuid.encode())
+        name = (
+            None if part.uuid is None else framed_digest(*base, b"name", names, part.uuid.encode())
+        )
         if part.embeds is not None:
             media = self._given_rows(part)
             tensor = media.tensors[0]
@@ -318,6 +323,8 @@ class MediaPipeline:
             message = f"{part.where}: this model takes no embeddings in place of media"
             raise Unsupported(message, param=part.param)
         rows = np.asarray(part.embeds["embeds"])
+        if rows.ndim == 3 and len(rows) == 1:
+            rows = rows[0]
         width = self.processor.row_width
         if rows.ndim != 2 or rows.shape[1] != width or rows.dtype.kind != "f":
             shape = f"{rows.dtype} of shape {list(rows.shape)}"
@@ -328,6 +335,10 @@ class MediaPipeline:
         sizes: dict[str, Any] = {"rows": len(rows)}
         for key, value in part.embeds.items():
             if key != "embeds":
+                if key not in self.processor.embed_sizes:
+                    known = ", ".join(self.processor.embed_sizes) or "no sizes"
+                    message = f"has {key!r:.40} beside embeddings; this model reads {known}"
+                    raise invalid_part(part.where, message)
                 numbers = np.asarray(value)
                 if numbers.dtype.kind not in "iu" or numbers.size > 16:
                     raise invalid_part(part.where, f"has {key!r:.40}, which must be a few integers")

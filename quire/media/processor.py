@@ -220,6 +220,8 @@ class MediaProcessor:
     """Options of mm_processor_kwargs; others are refused by name."""
     takes_embeds: ClassVar[bool] = False
     """Whether `expand` also takes an item of `sizes == {"rows": n}`: embeddings that were given."""
+    embed_sizes: ClassVar[tuple[str, ...]] = ()
+    """Names of integers that a caller gives beside embeddings. They are unchecked in `sizes`."""
     bidirectional_prompt: ClassVar[bool] = False
     """Whether all tokens of a prompt with an item attend to each other in both directions."""
     is_whole_prompt: ClassVar[bool] = False
@@ -247,8 +249,9 @@ class MediaProcessor:
     @property
     def row_width(self) -> int:
         """Numbers of a row of the encoder's output, for embeddings that are given."""
-        text = self.files.config.get("text_config") or self.files.config
-        return int(text["hidden_size"])
+        config = self.files.config
+        sections = (config.get(name) for name in ("text_config", "llm_config", "language_config"))
+        return int((next(filter(None, sections), None) or config)["hidden_size"])
 
     def placeholder(self, modality: Modality, index: int) -> str:
         """Return what a prompt holds for the index-th item of a modality, from 1."""

@@ -11,7 +11,7 @@ import pytest
 from tests.server.harness import Server, make_tokenizer
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-BLOCKS = 240
+BLOCKS = 480
 STEP_S = 0.008
 """Time of a step: slow enough to be watched."""
 

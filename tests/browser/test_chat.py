@@ -305,8 +305,8 @@ def test_an_error_of_the_server_is_told(opened):
     page = opened(allow=("400",))
     page.click("#open-settings")
     page.fill("#c-max_tokens", "500")
-    ask(page, "x" * 600)
-    assert "512" in page.inner_text(f"{LAST} .bad")
+    ask(page, "x" * 1600)
+    assert "1536" in page.inner_text(f"{LAST} .bad")
 
 
 def test_right_to_left_text_runs_right_to_left(page, site):

@@ -3,11 +3,15 @@
 import base64
 import io
 import json
+import threading
 
+import httpx
 import pytest
 from PIL import Image
 
 from tests.browser.conftest import wait_until
+from tests.cpu.multimodal.folders import write_qwen2_vl
+from tests.server.running import SMALL, serving
 
 
 def picture():
@@ -108,3 +112,34 @@ def test_the_microphone_sends_a_recording(page, reading):
     sound, _ = content_of(page, reading)
     assert sound["input_audio"]["format"] == "wav"
     assert base64.b64decode(sound["input_audio"]["data"])[:4] == b"RIFF"
+
+
+@pytest.mark.slow("starts a server")
+def test_a_picture_that_is_dropped_is_answered_by_a_model_that_reads_it(opened, tmp_path):
+    model = write_qwen2_vl(tmp_path, {"eos_token_id": 2})
+    with serving(model, *SMALL, "--max-model-len", 256, "--served-model-name", "vl") as running:
+        threading.Thread(target=running.process.stdout.read, daemon=True).start()
+        page = opened(running.url)
+        page.click("#open-settings")
+        page.fill("#c-max_tokens", "8")
+        page.fill("#c-temperature", "0")
+        sent = []
+        page.on("request", lambda one: sent.append(one) if "/chat/" in one.url else None)
+        data = base64.b64encode(picture()).decode()
+        page.evaluate(GIVE, ["#composer", "drop", "dataTransfer", data])
+        page.wait_for_selector("#attached img")
+        page.fill("#say", "What is it?")
+        page.press("#say", "Enter")
+        page.wait_for_selector(".message:last-child.assistant:not(.streaming) .actions button")
+        said = page.inner_text(".message:last-child .text")
+        body = json.loads(sent[0].post_data) | {"stream": False}
+        body.pop("stream_options")
+        answer = httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=60).json()
+        body["messages"][0]["content"] = "What is it?"
+        blind = httpx.post(f"{running.url}/v1/chat/completions", json=body, timeout=60).json()
+
+    def text(got):
+        return "".join(got["choices"][0]["message"]["content"].split())
+
+    assert "".join(said.split()) == text(answer) != text(blind)
+    assert answer["usage"]["prompt_tokens"] > blind["usage"]["prompt_tokens"]

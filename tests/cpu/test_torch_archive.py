@@ -46,6 +46,16 @@ def test_tensors_are_read_as_they_were_saved(dtype):
         assert torch.equal(torch.from_numpy(found).to(dtype), view)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_integers_are_read_where_they_are_sizes(dtype):
+    sizes = torch.tensor([1, 4, -6], dtype=dtype)
+    assert read_tensor(text(saved(sizes)), integers=True).tolist() == [1, 4, -6]
+    refused = "must be of float16, bfloat16, float32 or float64, got (int|long)"
+    assert re.search(refused, refusal(saved(sizes)))
+    with pytest.raises(RequestError, match=r"must be of int32, int64, float16, .*, got bool"):
+        read_tensor(text(saved(sizes > 0)), integers=True)
+
+
 def test_the_label_of_a_device_says_only_where_the_tensor_was():
     data = saved(torch.ones(2, 3))
     assert (

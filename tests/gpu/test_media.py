@@ -45,7 +45,7 @@ MARKS = {
     "qwen2_5_vl": "<|vision_start|> <|image_pad|> <|vision_end|>",
     "qwen3_vl": "<|vision_start|> <|image_pad|> <|vision_end|>",
 }
-IN_PARTS = {"gemma4", "gemma4_of_31b"}
+IN_PARTS = {"gemma4", "gemma4_of_31b", "internvl", "llava_next_video", "llava_onevision"}
 """Whose processor does not save itself: that of the tests has no video."""
 SPANS = {"gemma3", "gemma4_of_31b"}
 """Whose images are spans of attention, which are in no graph."""
@@ -67,11 +67,15 @@ def save(name, folder):
 
 
 def prompts(mark):
-    """Text and images; the same image twice; more tokens than a step computes."""
+    """Text and images; the same image twice; more tokens than a step computes.
+
+    mark: of an image, with {} for its number where the family numbers them.
+    """
     made = []
     for i, sizes in enumerate(SIZES * 2):
         images = [families.image(*size, k) for k, size in enumerate(sizes)]
-        text = " ".join([f"w{i % 4 + 9} w8", *[f"{mark} w4"] * len(images)])
+        marks = [f"{mark} w4".format(k) for k in range(1, len(images) + 1)]
+        text = " ".join([f"w{i % 4 + 9} w8", *marks])
         made.append({"prompt": text} | ({"multi_modal_data": {"image": images}} if images else {}))
     return made
 

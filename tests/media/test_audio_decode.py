@@ -146,6 +146,7 @@ def test_contents_that_are_refused():
 
     refused(written("WAV", "PCM_16", np.zeros(0, np.float32), RATE), "has no samples")
     refused(written("WAV", "FLOAT", np.full(99, np.nan, np.float32), RATE), "not finite")
+    refused(written("WAV", "FLOAT", np.full(99, -1e38, np.float32), RATE), "beyond 1e.10")
     refused(written("WAV", "PCM_16", np.zeros((99, 40), np.float32), RATE), "40 channels")
     refused(written("WAV", "PCM_16", np.zeros(99, np.float32), 1000), "1000 Hz")
     video = io.BytesIO()

@@ -64,7 +64,14 @@ def test_reads_the_first_frame_of_an_animation():
     assert read(data)[0, 0].tolist() == [250, 0, 0]
 
 
+def many_scans():
+    data = encode(PHOTO.convert("L"), "JPEG", progressive=True)
+    last = data[data.rfind(b"\xff\xda") : -2]
+    return data[:-2] + last * 100 + data[-2:]
+
+
 REFUSED = {
+    "scans": (many_scans(), "more than 100 scans"),
     "bomb": (png_with_size(60_000, 60_000), "60000 x 60000 pixels; at most"),
     "lying header": (png_with_size(100, 100), "cannot be decoded"),
     "truncated": (encode(PHOTO, "JPEG")[:-40], "cannot be decoded"),
@@ -116,6 +123,15 @@ def test_samples_by_frames_per_second():
     data = video(numbered_frames(20))
     assert read_video(data, fps=2).info.frames_indices == (0, 6, 12, 19)
     assert len(read_video(data, num_frames=-1).frames) == 20
+
+
+def test_a_video_whose_times_are_out_of_order_ends():
+    """A seek to its last key frame leads back to the first."""
+    data = bytearray(video(numbered_frames(20), gop=1))
+    steps = data.find(b"stts") + 16
+    data[steps : steps + 4] = bytes(4)
+    with pytest.raises(RequestError, match="ends after 2 of the 20 frames"):
+        read_video(bytes(data))
 
 
 def test_refuses_videos_over_limits():

@@ -66,6 +66,7 @@ def test_reads_data_urls():
     ("url", "reason"),
     [
         ("data:image/png,abc", "data:<type>;base64,"),
+        ("DATA:image/png;BASE64,QUJ", "not valid base64"),
         ("data:image/png;base64,QUJ", "not valid base64"),
         ("data:image/png;base64,QU JD", "not valid base64"),
         ("data:image/png;base64," + "A" * 8192, "more than 4096 bytes"),

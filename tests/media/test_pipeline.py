@@ -110,6 +110,15 @@ def test_a_uuid_names_an_item_of_one_tenant(make_pipeline):
     assert prepare(pipeline, part(png(9), uuid="cat"), root=b"a")[0].digest != first.digest
 
 
+def test_keys_of_one_tenant_share_items_and_no_uuids(pipeline):
+    first = prepare(pipeline, part(png(), uuid="cat"), names=b"key")[0]
+    assert prepare(pipeline, part(png(), uuid="cat"), names=b"other")[0].digest == first.digest
+    prepare(pipeline, part(png(9), uuid="cat"), names=b"other")
+    assert prepare(pipeline, part(uuid="cat"), names=b"key")[0].digest == first.digest
+    with pytest.raises(RequestError, match="is cached: send its content"):
+        prepare(pipeline, part(uuid="cat"), names=b"third")
+
+
 def test_the_cache_is_bounded_and_drops_the_least_recent():
     def item(size):
         return ProcessedMedia("image", (MediaTensor("a", "uint8", (size,), bytes(size)),))

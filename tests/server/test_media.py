@@ -12,6 +12,7 @@ import httpx
 import openai
 import psutil
 import pytest
+import torch
 from PIL import Image
 
 from tests.cpu.multimodal.folders import write_llava, write_mllama, write_qwen2_vl
@@ -56,7 +57,7 @@ def folder(tmp_path_factory):
 def running(tmp_path_factory, folder):
     model = write_qwen2_vl(tmp_path_factory.mktemp("qwen"), {"eos_token_id": 2})
     more = ("--allowed-local-media-path", folder, "--allowed-media-domains", "127.0.0.1")
-    limits = ("--limit-mm-per-prompt", "image=4", "--trust-request-mm-kwargs")
+    limits = ("--limit-mm-per-prompt", "image=4", "--trust-request-mm-kwargs", "--enable-mm-embeds")
     with serving(model, *FLAGS, *more, *limits) as found:
         threading.Thread(target=found.process.stdout.read, daemon=True).start()
         yield found
@@ -201,6 +202,29 @@ def test_options_of_a_request_are_for_a_server_that_trusts_them(post):
         assert post("/tokenize", model="vl", messages=ASK, **body).status_code == 400
 
 
+def test_rows_of_an_encoder_take_the_place_of_an_image(post):
+    def saved(tensor):
+        file = io.BytesIO()
+        torch.save(tensor, file)
+        return base64.b64encode(file.getvalue()).decode()
+
+    rows, grid = torch.ones(4, 64), torch.tensor([1, 4, 4])
+    answers = []
+    for given in (saved(grid), grid.tolist()):
+        embeds = {"image_embeds": saved(rows), "image_grid_thw": given}
+        part = {"type": "image_embeds", "image_embeds": embeds}
+        answers.append(post("/v1/chat/completions", messages=user("What?", part), **GREEDY).json())
+    assert answers[0]["choices"] == answers[1]["choices"]
+    blind = post("/tokenize", model="vl", messages=user("What?")).json()["count"]
+    assert answers[0]["usage"]["prompt_tokens"] == blind + 4 + 2
+    for wrong in ([2**40, 2**40, 4], [1, 4, 6]):
+        embeds = {"image_embeds": saved(rows), "image_grid_thw": saved(torch.tensor(wrong))}
+        part = {"type": "image_embeds", "image_embeds": embeds}
+        refused = post("/v1/chat/completions", messages=user("What?", part), **GREEDY)
+        assert refused.status_code == 400
+        assert "embeddings have 4 rows" in refused.json()["error"]["message"]
+
+
 @pytest.mark.slow("decodes and encodes frames")
 def test_a_video_is_read_as_sampled_frames(client, post):
     clip = video(numbered_frames(20, 56, 84))
@@ -232,7 +256,8 @@ BAD = {
     "up": ("%2e%2e/secret.jpg", 400, "no file below"),
     "no url": ({"type": "image_url"}, 400, "has no image_url"),
     "object": ({"type": "image_pil", "image_pil": "x"}, 400, "objects of Python"),
-    "embeds": ({"type": "image_embeds", "image_embeds": "QQ=="}, 501, "--enable-mm-embeds"),
+    "embeds": ({"type": "image_embeds", "image_embeds": "QQ=="}, 400, "no archive of torch.save"),
+    "list for a type": ({"type": ["image_url"]}, 400, "must be one of"),
     "uuid": ({"type": "image_url", "image_url": None, "uuid": "other"}, 400, "is cached"),
     "audio": ({"type": "input_audio", "input_audio": {"data": "QQ==", "format": "wav"}}, 400,
               "reads no audio"),
@@ -317,15 +342,33 @@ def test_the_same_image_at_once_is_the_same_answer(client):
 
 @pytest.fixture(scope="module")
 def llava(tmp_path_factory):
-    with serving(
-        write_llava(tmp_path_factory.mktemp("llava")), *FLAGS, "--interleave-mm-strings"
-    ) as one:
+    model = write_llava(tmp_path_factory.mktemp("llava"))
+    with serving(model, *FLAGS, "--interleave-mm-strings", "--api-key", "one", "two") as one:
         threading.Thread(target=one.process.stdout.read, daemon=True).start()
         yield one
 
 
+def with_key(running, key):
+    headers = {"Authorization": f"Bearer {key}"}
+    return httpx.Client(base_url=running.url, timeout=60, headers=headers)
+
+
+def test_keys_never_share_by_uuid(llava):
+    named = user("What?", image(data_url(PHOTO), uuid="photo"))
+    alone = user("What?", {"type": "image_url", "image_url": None, "uuid": "photo"})
+    with with_key(llava, "one") as one, with_key(llava, "two") as two:
+
+        def post(http, messages):
+            return http.post("/v1/chat/completions", json=GREEDY | {"messages": messages}).json()
+
+        first = post(one, named)["choices"]
+        assert "is cached: send its content" in post(two, alone)["error"]["message"]
+        post(two, user("What?", image(data_url(png()), uuid="photo")))
+        assert post(one, alone)["choices"] == first
+
+
 def test_a_template_of_text_has_placeholders_in_place(llava):
-    with httpx.Client(base_url=llava.url, timeout=60) as http:
+    with with_key(llava, "one") as http:
         body = {"messages": user("one", image(data_url(PHOTO)), "two"), "return_prompt_text": True}
         got = http.post("/v1/chat/completions", json=GREEDY | body).json()
         assert "one\n<image>\ntwo" in got["prompt_text"]
@@ -340,12 +383,16 @@ def test_a_template_of_text_has_placeholders_in_place(llava):
         kwargs = {"messages": body["messages"], "mm_processor_kwargs": {"a": 1}}
         untrusted = http.post("/v1/chat/completions", json=GREEDY | kwargs)
         assert "--trust-request-mm-kwargs" in untrusted.json()["error"]["message"]
+        rows = {"type": "image_embeds", "image_embeds": "QQ=="}
+        off = http.post("/v1/chat/completions", json=GREEDY | {"messages": user(rows)})
+        assert off.status_code == 501
+        assert "--enable-mm-embeds" in off.json()["error"]["message"]
 
 
 def test_bytes_of_an_image_are_not_kept_as_text(llava):
     buffer = io.BytesIO()
     Image.effect_noise((600, 600), 90).save(buffer, "PNG")
-    with httpx.Client(base_url=llava.url, timeout=60) as http:
+    with with_key(llava, "two") as http:
         body = {"messages": user(image(data_url(buffer.getvalue())), "two")}
         assert http.post("/v1/chat/completions", json=GREEDY | body).status_code == 200
 

@@ -119,6 +119,14 @@ def cut_tiles(pixels: Pixels, height: int, width: int) -> list[Pixels]:
     ]
 
 
+def tiles_of(media: ProcessedMedia, name: str, rows: int) -> int:
+    """Return how many tiles of so many rows an item has. name: of their number in its sizes.
+
+    Embeddings that were given have their rows alone.
+    """
+    return int(media.sizes[name]) if name in media.sizes else max(media.sizes["rows"] // rows, 1)
+
+
 class ImageProcessor(MediaProcessor):
     """Base of processors of still images whose encoder reads `pixels` and `scale_shift`."""
 

@@ -8,7 +8,7 @@ here, to send less.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from quire.errors import ConfigError, RequestError
 from quire.media.image_ops import BICUBIC, resize, to_tensor
+from quire.media.objects import to_array
 from quire.media.processor import (
     DecodedImage,
     DecodedMedia,
@@ -96,6 +97,7 @@ class QwenProcessor(MediaProcessor):
 
     modalities: tuple[Modality, ...] = ("image", "video")
     takes_embeds: ClassVar[bool] = True
+    embed_sizes: ClassVar[tuple[str, ...]] = ("image_grid_thw", "video_grid_thw")
     tokens: ClassVar[dict[Modality, str]] = {"image": "<|image_pad|>", "video": "<|video_pad|>"}
     """The token of each cell, which is also the placeholder's."""
     defaults: ClassVar[dict[Modality, Settings]]
@@ -120,6 +122,29 @@ class QwenProcessor(MediaProcessor):
 
     def placeholder(self, modality: Modality, index: int) -> str:
         return f"<|vision_start|>{self.tokens[modality]}<|vision_end|>"
+
+    def read_data(self, data: object) -> object:
+        """Divide embeddings of several items, one behind the other, by the lines of their grids."""
+        if not isinstance(data, Mapping):
+            return data
+        return {key: self._divided(key, value) for key, value in data.items()}
+
+    def _divided(self, modality: object, given: object) -> object:
+        names = f"{modality}_embeds", f"{modality}_grid_thw"
+        if not isinstance(given, Mapping) or set(given) != {*names}:
+            return given
+        settings = next((own for name, own in self.settings.items() if name == modality), None)
+        if settings is None:
+            return given
+        rows, grids = given[names[0]], to_array(given[names[1]], f"multi_modal_data.{modality}")
+        merge = int(settings["merge_size"])
+        if grids.ndim != 2 or grids.shape[1] != 3 or len(grids) < 2:
+            return given
+        ends = np.cumsum(grids.prod(1) // merge**2).tolist()
+        if getattr(rows, "ndim", 0) != 2 or ends[-1] != len(rows):
+            return given  # refused, with its numbers, where it is read
+        parts = zip(grids, [0, *ends], ends)
+        return [{names[0]: rows[low:high], names[1]: grid} for grid, low, high in parts]
 
     def process(self, media: DecodedMedia, kwargs: Settings) -> ProcessedMedia:
         modality: Modality = "image" if isinstance(media, DecodedImage) else "video"
@@ -228,7 +253,14 @@ class QwenProcessor(MediaProcessor):
                 f"columns of patches are multiples of {merge}",
                 param="multi_modal_data",
             )
-        return found[0], found[1] // merge, found[2] // merge
+        grid = found[0], found[1] // merge, found[2] // merge
+        if math.prod(grid) != sizes["rows"]:
+            raise RequestError(
+                f"embeddings have {sizes['rows']} rows; a {name} of {list(found)} has "
+                f"{math.prod(grid)}",
+                param="multi_modal_data",
+            )
+        return grid
 
     def id_of(self, field: str, text: str) -> int:
         """Return the id of a token of config.json, or of the tokenizer. Raises ConfigError."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from quire.media.processor import Expansion, ProcessedMedia
 from quire.media.processors import internvl
-from quire.media.processors._pixels import ImageProcessor, size_of
+from quire.media.processors._pixels import ImageProcessor, size_of, tiles_of
 
 
 class Processor(internvl.Processor):
@@ -26,7 +26,7 @@ class Processor(internvl.Processor):
         return self.placeholder(media.modality, index)
 
     def expand(self, media: ProcessedMedia, index: int) -> Expansion:
-        tiles = int(media.sizes["tiles"])
+        tiles = tiles_of(media, "tiles", self.per_tile)
         names = [f"TILE_{i}" for i in range(1, tiles)] + ["TILE_GLOBAL"]
         patch = self.token("<|IMG_PATCH|>")
         ids, runs = [self.token("<|START_OF_IMG|>")], []

@@ -21,6 +21,7 @@ TEMPLATE = (
 
 class Processor(ImageProcessor):
     defaults: ClassVar[Settings] = BLIP
+    takes_embeds = True
     most_items = 1
     fallback_template = TEMPLATE
 

@@ -24,6 +24,7 @@ from quire.media.processors._pixels import (
 
 class Processor(ImageProcessor):
     defaults = CLIP | {"size": {"height": 384, "width": 384}, "min_size": 14}
+    takes_embeds = True
 
     def __init__(self, files: ProcessorFiles) -> None:
         super().__init__(files)

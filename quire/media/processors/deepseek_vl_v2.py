@@ -37,6 +37,7 @@ MOST_TILED = 2
 
 class Processor(ImageProcessor):
     defaults = SIGLIP
+    takes_embeds = True
     fallback_template = TEMPLATE
     allowed_kwargs: ClassVar = {"cropping": KwargRange(bool)}
 

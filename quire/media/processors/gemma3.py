@@ -14,7 +14,13 @@ from quire.media.processor import (
     ProcessorFiles,
     Settings,
 )
-from quire.media.processors._pixels import SIGLIP, ImageProcessor, pixels_of, resized_and_cropped
+from quire.media.processors._pixels import (
+    SIGLIP,
+    ImageProcessor,
+    pixels_of,
+    resized_and_cropped,
+    tiles_of,
+)
 
 SCAN = {
     "do_pan_and_scan": False,
@@ -31,6 +37,7 @@ APART = "\n\n \n\n"
 
 class Processor(ImageProcessor):
     defaults = SIGLIP | {"resample": 2}
+    takes_embeds = True
     allowed_kwargs: ClassVar = {
         "do_pan_and_scan": KwargRange(bool),
         "pan_and_scan_min_crop_size": KwargRange(int, 16, 4096),
@@ -55,7 +62,7 @@ class Processor(ImageProcessor):
     def item_text(self, media: ProcessedMedia, index: int, following: str = "") -> str:
         """The line breaks around images form tokens with those of the prompt."""
         pair = "<start_of_image><end_of_image>"
-        count = int(media.sizes["images"])
+        count = tiles_of(media, "images", self.rows)
         if count == 1:
             return f"\n\n{pair}\n\n"
         crops = [pair] * (count - 1)
@@ -63,7 +70,7 @@ class Processor(ImageProcessor):
 
     def expand(self, media: ProcessedMedia, index: int) -> Expansion:
         start, end = self.token("<start_of_image>"), self.token("<end_of_image>")
-        count = int(media.sizes["images"])
+        count = tiles_of(media, "images", self.rows)
         between = [CROPS, *[APART] * (count - 2)] if count > 1 else []
         replaces, ids, runs = [start, end], [start], [(1, self.rows)]
         for text in between:

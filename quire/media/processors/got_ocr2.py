@@ -6,7 +6,7 @@ from typing import Any
 
 from quire.media.processor import Expansion, Modality, ProcessedMedia, ProcessorFiles
 from quire.media.processors import internvl
-from quire.media.processors._pixels import size_of
+from quire.media.processors._pixels import size_of, tiles_of
 
 PAD = "<imgpad>"
 TEMPLATE = (
@@ -35,5 +35,5 @@ class Processor(internvl.Processor):
         return f"<img>{PAD}</img>"
 
     def expand(self, media: ProcessedMedia, index: int) -> Expansion:
-        rows = int(media.sizes["tiles"]) * self.per_tile
+        rows = tiles_of(media, "tiles", self.per_tile) * self.per_tile
         return Expansion((self.image_id,) * rows, ((0, rows),), replaces=(self.image_id,))

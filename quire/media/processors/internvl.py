@@ -25,6 +25,7 @@ from quire.media.processors._pixels import (
     resized_and_cropped,
     scale_shift,
     size_of,
+    tiles_of,
 )
 from quire.media.processors._tiles import tiles_with_thumbnail
 
@@ -41,6 +42,7 @@ TILES = CLIP | {
 class Processor(ImageProcessor):
     modalities: tuple[Modality, ...] = ("image", "video")
     defaults = TILES
+    takes_embeds = True
     allowed_kwargs: ClassVar = {
         "crop_to_patches": KwargRange(bool),
         "min_patches": KwargRange(int, 1, MAX_TILES),
@@ -101,8 +103,8 @@ class Processor(ImageProcessor):
 
     def expand(self, media: ProcessedMedia, index: int) -> Expansion:
         if media.modality == "video":
-            return self._expand_video(int(media.sizes["tiles"]))
-        rows = int(media.sizes["tiles"]) * self.per_tile
+            return self._expand_video(tiles_of(media, "tiles", self.per_tile))
+        rows = tiles_of(media, "tiles", self.per_tile) * self.per_tile
         ids = (self.token("<img>"), *[self.image_id] * rows, self.token("</img>"))
         return Expansion(ids, ((1, rows),), replaces=(self.image_id,))
 

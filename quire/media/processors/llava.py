@@ -20,6 +20,7 @@ class Processor(ImageProcessor):
     """Others of the kind have other defaults."""
 
     defaults = CLIP
+    takes_embeds = True
     vision: ClassVar[Settings] = {"model_type": "clip_vision_model"}
     strategy: ClassVar[str] = "default"
 

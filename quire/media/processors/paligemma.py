@@ -19,6 +19,7 @@ IMAGE = "<image>"
 
 class Processor(ImageProcessor):
     defaults = SIGLIP
+    takes_embeds = True
     bidirectional_prompt = True
 
     def __init__(self, files: ProcessorFiles) -> None:

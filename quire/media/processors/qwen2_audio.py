@@ -25,6 +25,7 @@ EDGE_FRAMES = 4
 
 class Processor(WhisperFeatures):
     modalities: tuple[Modality, ...] = ("audio",)
+    takes_embeds = True
 
     def __init__(self, files: ProcessorFiles) -> None:
         audio = files.config.get("audio_config") or {}

@@ -18,7 +18,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any
@@ -90,6 +90,7 @@ class KeyOwner:
     cache_salt: bytes = (
         b""  # of what the prefix cache keeps for it; b"": shared with all that have none
     )
+    uuid_scope: bytes = b""  # of the names that it gives to media; b"": the tenant's
     routes: tuple[str, ...] | None = None
     max_adapters: int | None = None  # names that it may load; None: any number
     adapter_folders: tuple[str, ...] | None = None  # that it loads from; None: those of the server
@@ -128,9 +129,11 @@ def owner_from_entry(entry: KeyEntry) -> KeyOwner:
             entry.kv_share,
         ),
         _digest(*group),
-        None if entry.operator else tuple(DEFAULT_ROUTES if entry.routes is None else entry.routes),
-        None if entry.operator else entry.max_adapters,
-        None if entry.adapter_folders is None else tuple(entry.adapter_folders),
+        routes=None
+        if entry.operator
+        else tuple(DEFAULT_ROUTES if entry.routes is None else entry.routes),
+        max_adapters=None if entry.operator else entry.max_adapters,
+        adapter_folders=None if entry.adapter_folders is None else tuple(entry.adapter_folders),
     )
 
 
@@ -265,7 +268,7 @@ class KeySet:
     @property
     def key_and_name_counts(self) -> tuple[int, int]:
         """Keys of the file, and their names."""
-        holders = [holder for _, holder in self._owners.values() if holder is not OPERATOR_OWNER]
+        holders = [holder for _, holder in self._owners.values() if holder.name]
         return len(holders), len({holder.name for holder in holders})
 
     def _replace_entries(self, entries: Sequence[KeyEntry]) -> None:
@@ -273,6 +276,8 @@ class KeySet:
             digest: owner_from_entry(entry) for entry in entries for digest in entry.key_digests()
         }
         found |= dict.fromkeys(self._static_digests, OPERATOR_OWNER)
+        if len(self._static_digests) > 1:
+            found |= {one: replace(OPERATOR_OWNER, uuid_scope=one) for one in self._static_digests}
         self._owners = {self._lookup_digest(one): (one, holder) for one, holder in found.items()}
         self.names |= {holder.tenant: holder.name for holder in found.values()}
 

@@ -361,7 +361,7 @@ def _convert_text(block: object, where: str) -> dict[str, Any]:
         raise _invalid_field(where, "a block with a 'type'")
     kind = block.get("type")
     if kind != "text":
-        message = f"{where}: blocks of type {kind!r:.40} are not served: this model reads text only"
+        message = f"{where}: blocks of type {kind!r:.40} are not served"
         raise Unsupported(message, param="messages")
     if not isinstance(block.get("text"), str):
         raise _invalid_field(f"{where}.text", "a string")

@@ -14,7 +14,7 @@ import io
 import pickletools
 import struct
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +32,7 @@ DECODE_CHARS = 1 << 20
 """Characters of base64 that are decoded at once: other threads run in between."""
 _ENTRY_SIGNATURE = b"PK\x01\x02"
 _DTYPES = {"HalfStorage": "<f2", "FloatStorage": "<f4", "DoubleStorage": "<f8"}
+_INTEGERS = {"IntStorage": "<i4", "LongStorage": "<i8"}
 _BFLOAT16 = "BFloat16Storage"
 _ARCHIVE_ERRORS = (
     *(zipfile.BadZipFile, EOFError, OSError, struct.error, RuntimeError, NotImplementedError),
@@ -42,7 +43,7 @@ _CONSTANTS = {"EMPTY_TUPLE": (), "NEWTRUE": True, "NEWFALSE": False, "NONE": Non
 _LITERALS = ("BINUNICODE", "SHORT_BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1")
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
-Floats = npt.NDArray[Any]
+Numbers = npt.NDArray[Any]
 
 
 class _Name(NamedTuple):
@@ -61,10 +62,11 @@ class _Storage(NamedTuple):
     fields: Any
 
 
-def read_tensor(text: str, most_axes: int = 3) -> Floats:
+def read_tensor(text: str, most_axes: int = 3, integers: bool = False) -> Numbers:
     """Read a tensor of floats from base64 of an archive. bfloat16 becomes float32.
 
-    Raises RequestError, also for more axes than `most_axes`.
+    integers: it may also be of int32 or int64. Raises RequestError, also for more axes than
+    `most_axes`.
     """
     data = _decode_base64(text)
     if not data.startswith(b"PK\x03\x04"):
@@ -73,7 +75,7 @@ def read_tensor(text: str, most_axes: int = 3) -> Floats:
         raise _error(f"is an archive of more than {MAX_ENTRIES} files, and not of one tensor")
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            return _read_archive(archive, most_axes)
+            return _read_archive(archive, most_axes, _DTYPES | _INTEGERS if integers else _DTYPES)
     except RequestError:
         raise
     except _ARCHIVE_ERRORS as error:
@@ -90,20 +92,26 @@ def _decode_base64(text: str) -> bytes:
         raise _error(f"must be base64: {error}") from None
 
 
-def _read_archive(archive: zipfile.ZipFile, most_axes: int) -> Floats:
+def _read_archive(archive: zipfile.ZipFile, most_axes: int, dtypes: Mapping[str, str]) -> Numbers:
     paths = {info.filename.partition("/")[2]: info for info in archive.infolist()}
     storage, offset, shape, strides = _read_description(_read_file(archive, paths, "data.pkl"))
     kind, key = storage
+    if kind not in dtypes and kind != _BFLOAT16:
+        name = kind.removesuffix("Storage").lower()
+        allowed = "float16, bfloat16, float32 or float64"
+        if _INTEGERS.keys() <= dtypes.keys():
+            allowed = f"int32, int64, {allowed}"
+        raise _error(f"must be of {allowed}, got {name:.40}")
     if "byteorder" in paths and _read_file(archive, paths, "byteorder") != b"little":
         raise _error("was saved on a big-endian machine; only little-endian numbers are read")
     if not 0 < len(shape) <= most_axes:
         raise _error(f"must have 1 to {most_axes} axes, got {len(shape)} axes")
     data = _read_file(archive, paths, f"data/{key}")
-    numbers: Floats
+    numbers: Numbers
     if kind == _BFLOAT16:
         numbers = np.frombuffer(data, "<u2")
     else:
-        numbers = np.frombuffer(data, _DTYPES[kind])
+        numbers = np.frombuffer(data, dtypes[kind])
     _check_strides(len(numbers), offset, shape, strides)
     size = numbers.itemsize
     viewed = np.lib.stride_tricks.as_strided(
@@ -142,9 +150,6 @@ def _read_description(
                 *_,
             ),
         ) if all(type(n) is int for n in (offset, *shape, *strides)):
-            if kind not in _DTYPES and kind != _BFLOAT16:
-                name = kind.removesuffix("Storage").lower()
-                raise _error(f"must be of float16, bfloat16, float32 or float64, got {name:.40}")
             return (kind, key), offset, shape, strides
         case _Call(_Name(_, function), _):
             raise _error(

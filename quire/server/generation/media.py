@@ -25,8 +25,8 @@ from quire.text.media_prompt import MediaReader
 
 T = TypeVar("T")
 
-_READ_TENSOR = partial(read_tensor, most_axes=5)
-"""Images of several bands and frames, in a batch of one, have five."""
+_READ_TENSOR = partial(read_tensor, most_axes=5, integers=True)
+"""Images of several bands and frames, in a batch of one, have five axes; sizes are integers."""
 
 
 async def load_media(
@@ -69,6 +69,7 @@ async def _load(
     items = await reader.prepare(
         found.parts,
         root=_cache_root(owner, request.salt),
+        names=owner.uuid_scope,
         kwargs=request.processor_kwargs,
         io_kwargs=request.media_io_kwargs,
     )
@@ -102,6 +103,7 @@ async def load_marked(
         items = await reader.prepare(
             marked.parts(numbers),
             root=_cache_root(owner, request.salt),
+            names=owner.uuid_scope,
             kwargs=request.processor_kwargs,
             io_kwargs=request.media_io_kwargs,
         )

@@ -169,13 +169,15 @@ def _read_part(part: object, where: str, media: MediaPlaceholders | None) -> str
     if not isinstance(part, Mapping):
         raise _invalid(where, part, "text or an object with 'type'")
     kind = part.get("type", "text" if "text" in part else None)
-    if media is not None and isinstance(kind, str) and (text := media.take(kind)) is not None:
+    if not isinstance(kind, str | None):
+        raise _invalid(f"{where}.type", kind, f"one of {', '.join(_TEXT_KEY)}")
+    if media is not None and kind is not None and (text := media.take(kind)) is not None:
         return _Media(kind, text)
     if kind in _MEDIA or (kind is None and _MEDIA.intersection(part)):
         reads = "this one reads text only" if media is None else "this one does not read it"
         raise Unsupported(f"{where}: {kind or 'media'} parts need a multimodal model; {reads}",
                           param="messages")  # fmt: skip
-    key = _TEXT_KEY.get(kind) if isinstance(kind, str) else None
+    key = None if kind is None else _TEXT_KEY.get(kind)
     if key is None:
         raise _invalid(f"{where}.type", kind, f"one of {', '.join(_TEXT_KEY)}")
     text = part.get(key)

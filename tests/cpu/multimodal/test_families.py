@@ -7,6 +7,7 @@ import torch
 
 from quire.kernels.framework import lazy_fusion
 from quire.media.expand import ReadyItem, place_items
+from quire.media.processor import ProcessedMedia
 from quire.text.media_prompt import _ItemTexts
 from tests.cpu.multimodal.families import FAMILIES, Pair, image, made
 
@@ -22,6 +23,11 @@ KWARGS = {
 """Options of requests."""
 FLAT = {"llava_onevision", "got_ocr2"}
 """Transformers tiles no image of a nested list that has several."""
+TAKES_ROWS = {
+    *("llava", "vipllava", "llava_next", "llava_next_video", "llava_onevision", "paligemma"),
+    *("gemma3", "internvl", "aya_vision", "got_ocr2", "deepseek_vl"),
+}
+"""Model types that read rows of an encoder in place of an image."""
 CAUSAL = {"paligemma", "gemma3", "gemma4"}
 """Compared without spans in which tokens see each other in both directions."""
 
@@ -79,6 +85,20 @@ def test_logprobs_of_prompts_with_images_equal_transformers(pair, which):
     got = pair.logits(ids, runs, rows).log_softmax(-1)
     assert (got - wanted).abs().max().item() < 1e-4
     assert not torch.isnan(got).any()
+
+
+def test_rows_that_a_caller_gives_have_the_tokens_of_their_image(pair):
+    ours, kind = pair.own_processor, pair.hf["model_type"]
+    if pair.hf["vision_config"].get("model_type") == "pixtral" or kind not in TAKES_ROWS:
+        assert not ours.takes_embeds
+        return
+    assert ours.takes_embeds
+    items = pair.process([image(*SIZES[0]), image(*SIZES[2])], **KWARGS.get(kind, {}))
+    for item, rows in zip(items, pair.rows(items)):
+        given = ProcessedMedia("image", (), {"rows": len(rows)})
+        assert rows.shape[1] == ours.row_width
+        assert ours.expand(given, 1) == ours.expand(item, 1)
+        assert ours.item_text(given, 1) == ours.item_text(item, 1)
 
 
 @torch.inference_mode()

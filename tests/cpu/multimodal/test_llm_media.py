@@ -118,12 +118,17 @@ def test_other_forms_of_an_image_are_the_same_image(pair, llm):
 def test_embeddings_take_the_place_of_the_encoder(pair, llm):
     image = photo(40, 90)
     (rows,) = pair.rows(pair.process([image]))
-    prompt = {"prompt": "w3 <image> w4", "multi_modal_data": {"image": rows}}
-    if not llm.llm_engine.inputs.media.pipeline.processor.takes_embeds:
-        with pytest.raises(Unsupported, match="takes no embeddings"):
+    want = theirs(pair, "w3 <image> w4", [image])
+    for given in (rows, rows[None], [rows], {"image_embeds": rows}, {"image_embeds": rows[None]}):
+        prompt = {"prompt": "w3 <image> w4", "multi_modal_data": {"image": given}}
+        same(llm.generate(prompt, GREEDY, use_tqdm=False)[0], want)
+    for given, reason in (
+        ({"image_embeds": rows, "rows": [10**9]}, "beside embeddings; this model reads no sizes"),
+        (rows[1:], r"has 15 rows; the item takes 16"),
+    ):
+        prompt = {"prompt": "w3 <image> w4", "multi_modal_data": {"image": given}}
+        with pytest.raises(RequestError, match=reason):
             llm.generate(prompt, GREEDY, use_tqdm=False)
-        return
-    same(llm.generate(prompt, GREEDY, use_tqdm=False)[0], theirs(pair, "w3 <image> w4", [image]))
 
 
 def test_a_uuid_stands_for_an_image_that_was_sent(pair, llm):
@@ -217,6 +222,25 @@ def test_qwen_answers_as_transformers_does(qwen):
     (found,) = llm.generate(prompt, GREEDY, use_tqdm=False)
     assert list(found.prompt_token_ids) == inputs["input_ids"][0].tolist()
     assert list(found.outputs[0].token_ids) == out[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+def test_rows_of_several_images_in_one_array_are_divided_by_their_grids(qwen):
+    model, processor, llm = qwen
+    mark = "<|vision_start|> <|image_pad|> <|vision_end|>"
+    images = [photo(60, 90), photo(120, 56, 1)]
+    prompt = {"prompt": f"w4 {mark} w6 {mark} w3", "multi_modal_data": {"image": images}}
+    want = llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0]
+    pixels = processor.image_processor(images, return_tensors="pt")
+    with torch.inference_mode():
+        rows = model.model.get_image_features(**pixels).pooler_output
+    data = {"image_embeds": torch.cat(rows), "image_grid_thw": pixels["image_grid_thw"]}
+    given = prompt | {"multi_modal_data": {"image": data}}
+    got = llm.generate(given, GREEDY, use_tqdm=False)[0].outputs[0]
+    assert got.token_ids == want.token_ids
+    assert got.cumulative_logprob == pytest.approx(want.cumulative_logprob, abs=1e-3)
+    wrong = data | {"image_embeds": torch.cat(rows)[1:]}
+    with pytest.raises(RequestError, match="embeddings of images need image_grid_thw"):
+        llm.generate(prompt | {"multi_modal_data": {"image": wrong}}, GREEDY, use_tqdm=False)
 
 
 def test_options_of_the_processor_change_the_tokens(qwen):

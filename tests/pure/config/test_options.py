@@ -173,6 +173,8 @@ def test_options_of_media_become_a_section():
     [
         ({"limit_mm_per_prompt": {"picture": 1}}, MEDIA),
         ({"limit_mm_per_prompt": {"image": -1}}, MEDIA),
+        ({"limit_mm_per_prompt": {"image": {"count": 1, "length": 5}}}, MEDIA),
+        ({"limit_mm_per_prompt": {"image": {"count": 1, "width": "9"}}}, MEDIA),
         ({"limit_mm_per_prompt": {"image": -1}}, None),  # a model of text
         ({"allowed_local_media_path": "/no/such/folder"}, MEDIA),
         ({"enable_mm_embeds": True}, None),
