@@ -124,9 +124,10 @@ class DraftCosts:
         self._tried = 0  # most drafts of a measured step
         self._draft = _Seconds()  # time of a draft, in steps of any size
 
-    def set_chances(self, rows: int, chances: Iterable[float]) -> None:
-        """Set the probabilities of all drafts that were proposed for a step."""
-        self._chances, self._chance_rows = sorted(chances, reverse=True), rows
+    def set_chances(self, rows: int, chances: Iterable[float], most: int | None = None) -> None:
+        """Set the probabilities of all drafts that were proposed for a step. most: that it could
+        have; None: any number."""
+        self._chances, self._chance_rows = sorted(chances, reverse=True)[:most], rows
 
     def price(self, rows: int) -> float:
         """Return the least probability of acceptance at which a draft pays."""
@@ -149,6 +150,10 @@ class DraftCosts:
         if best < len(chances):
             price = max(price, chances[best] * 1.001)
         return min(max(price, LEAST_PRICE), HIGHEST_PRICE)
+
+    def plain(self, rows: int) -> float:
+        """Return the seconds of a step without drafts; 0: none was measured."""
+        return self._size(rows).plain.value
 
     def is_known(self, rows: int) -> bool:
         """Whether any step with drafts was measured: until then few drafts should be made."""
