@@ -91,7 +91,7 @@ class _Size:
 
     def curve(self, slope: float) -> list[Point]:
         """Return t(n) at measured n and at one beyond. It never falls. slope: seconds of a draft,
-        where none was measured."""
+        where steps with fewer than two numbers of them were measured."""
         plain = self.plain.value
         known = [
             (one.drafts, one.seconds.value)
@@ -107,10 +107,9 @@ class _Size:
             points.append((drafts, max(least, plain)))
         points.append((0.0, plain))
         points.reverse()
-        if len(points) > 1:
-            (n0, t0), (n1, t1) = points[-2:]
-            slope = min((t1 - t0) / (n1 - n0), (t1 - plain) / n1)
         last, seconds = points[-1]
+        if last:
+            slope = min(slope if len(points) < 3 else _slope(points), (seconds - plain) / last)
         return [*points, (last + 1e6, seconds + 1e6 * slope)]
 
 
@@ -191,8 +190,9 @@ class DraftCosts:
         else:
             measured.add(drafts, seconds, size.steps)
             self._tried = max(self._tried, drafts)
-            if size.plain.value:
-                self._draft.add(max(seconds - size.plain.value, 0.0) / drafts)
+            points = size.curve(0.0)[:-1]
+            if len(points) > 2:
+                self._draft.add(_slope(points))
 
     def _size(self, rows: int) -> _Size:
         key = _bucket(rows)
@@ -206,6 +206,13 @@ def _bucket(count: int) -> int:
     """Return the same for numbers that differ by less than a quarter."""
     bits = count.bit_length()
     return 8 * bits + (count >> max(bits - 3, 0))
+
+
+def _slope(points: list[Point]) -> float:
+    """Return the seconds of one draft more, of steps that have some: what a step with drafts costs
+    at all is no part of it."""
+    (n0, t0), (n1, t1) = points[-2:]
+    return (t1 - t0) / (n1 - n0)
 
 
 def _counts(most: int) -> list[int]:
