@@ -124,6 +124,14 @@ def test_accepted_drafts_pay_where_tokens_are_cheap(rows, least, model):
     assert speedup(rows, lambda _: 0.95, memory_bound, model=model) > least * (0.7 if model else 1)
 
 
+@pytest.mark.parametrize("rows", [1, 8])
+def test_what_any_draft_costs_is_not_taken_for_the_price_of_each(rows):
+    """A step with drafts takes longer, and each draft hardly anything: two drafts do not pay, so
+    that more have to be tried."""
+    cost = lambda rows, tokens: 1.0 + 0.002 * tokens + 0.4 * (tokens > rows)  # noqa: E731
+    assert speedup(rows, lambda _: 0.95, cost, tokens=250) > 2.0
+
+
 @pytest.mark.parametrize("model", [False, True])
 def test_a_change_of_acceptance_is_followed(model):
     """Nothing is accepted until a sequence has 300 tokens, then all, then nothing again."""
