@@ -36,6 +36,8 @@ PROBE_DRAFTS = 2
 """Drafts of a row that are verified although they do not pay."""
 PROBE_SHARE = 8
 """Of so many rows one is a probe, at most, in a step that has any."""
+MOST_STARTS = 16
+"""Rows that drafts leave to waiting sequences, at most, where steps have prompts."""
 NO_LOOKS, ACCEPTED, ALL = -1, 0, NO_BOUND
 """Which sequences are looked at, by the greatest plain_len of them: those whose last drafts were
 accepted, and new ones, have 0."""
@@ -99,9 +101,9 @@ class Drafting:
     """Helper of the scheduler. It writes `drafts` and `plain_len` of sequences.
 
     step, rows: of the step that is planned. begun: the last step in which a sequence was looked at.
-    awaited: the last step whose result the next plan should wait for. plain_step: the last step that
-    has no drafts, and follows such a step, to be measured. recorded: in a replay, the numbers of
-    drafts by request and index.
+    awaited: the last step whose result the next plan should wait for. plain_step: the last step
+    that has no drafts, and follows such a step, to be measured. recorded: in a replay, the numbers
+    of drafts by request and index.
     """
 
     def __init__(
@@ -182,7 +184,7 @@ class Drafting:
     def begin_plan(self, step: int, rows: int, waiting: int) -> None:
         """A step is planned. rows: sequences that run. waiting: others, that may start in it."""
         self.step, self.rows = step, rows
-        starts = waiting if self.prompts_wait else 0
+        starts = min(waiting, MOST_STARTS) if self.prompts_wait else 0
         self._room = max(min(rows * self._max_drafts, self._step_rows - rows - starts), 0)
         self._trials.begin_step(rows)
         if self.has_model or self.recorded is not None:
