@@ -248,12 +248,13 @@ class Drafting:
             self._put_off(state, seq)
         return count
 
-    def end_plan(self, drafts: int) -> int:
-        """Sequences were looked at, or a model proposes. drafts: in all rows.
+    def end_plan(self, rows: int, drafts: int) -> int:
+        """A step of so many rows was planned. drafts: in all rows.
 
         Returns the number of drafts that the model should propose behind the step's tokens.
         """
-        proposals = self._next_proposals() if self.has_model and self._states else 0
+        proposes = self.has_model and self._states and rows < self._step_rows
+        proposals = self._next_proposals() if proposes else 0
         if self._chances is not None:
             self._costs.set_chances(self.rows, self._chances, self._room)
             self._chances = None
@@ -264,8 +265,6 @@ class Drafting:
         return proposals
 
     def _next_proposals(self) -> int:
-        if not self._room:
-            return 0
         if not self._adaptive:
             return self._max_drafts
         if self.step <= self.plain_step:

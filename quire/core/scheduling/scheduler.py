@@ -250,7 +250,7 @@ class Scheduler:
         self._schedule_running(draft)
         if len(draft.short_ranks) < len(self._kvs):
             self._schedule_waiting(draft)
-        proposals = drafting.end_plan(draft.num_drafts)
+        proposals = drafting.end_plan(len(draft.rows), draft.num_drafts)
         allocate_for_proposals(self._kvs, draft.rows, proposals)
         leaves = self._registry.take_leaves()
         moves = [RankMoves(one, kv.take_copies(step)) for one, kv in zip(leaves, self._kvs)]

@@ -265,7 +265,7 @@ def test_a_step_that_measures_plain_time_has_no_passes_of_a_model():
     drafting.add(seq.request, [seq])
     made = {}
     for drafting.step in range(4, 8):
-        made[drafting.step] = drafting.end_plan(0) > 0
+        made[drafting.step] = drafting.end_plan(1, 0) > 0
     assert made == {4: False, 5: False, 6: True, 7: True}
 
 
@@ -273,9 +273,9 @@ def test_a_model_makes_no_drafts_where_no_sequence_has_any():
     drafting = Drafting(None, max_drafts=3, model=True, adaptive=False)
     quiet = sequence()
     drafting.add(replace(quiet.request, speculates=False), [quiet])
-    assert drafting.end_plan(0) == 0
+    assert drafting.end_plan(1, 0) == 0
     drafting.add(quiet.request, [quiet])
-    assert drafting.end_plan(0) == 3
+    assert drafting.end_plan(1, 0) == 3
 
 
 def verifying(rows, tokens):
@@ -350,10 +350,10 @@ def test_a_model_proposes_nothing_that_no_step_has_room_for():
     seq = sequence()
     drafting.add(seq.request, [seq])
     made = {}
-    for step, rows in enumerate((250, 256, 512, 250), 1):
-        drafting.begin_plan(step, rows, 0)
-        made[step] = drafting.end_plan(0) > 0
-    assert made == {1: True, 2: False, 3: False, 4: True}
+    for step, (running, rows) in enumerate([(0, 9), (9, 250), (250, 256), (256, 512)], 1):
+        drafting.begin_plan(step, running, 0)
+        made[step] = drafting.end_plan(rows, 0) > 0
+    assert made == {1: True, 2: True, 3: False, 4: False}
 
 
 def test_drafts_behind_a_row_without_a_token_do_not_keep_its_sequence():
