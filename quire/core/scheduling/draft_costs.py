@@ -31,6 +31,8 @@ PLAIN_EVERY = 128
 """Steps of a size with drafts after which one without is due, to measure that."""
 STALE = 256
 """Measured steps of a size after which the time of other steps of that size is not known."""
+LEAST_SPREAD = 1.4
+"""Numbers of drafts, one so many times the other, whose times show what one draft more costs."""
 OUTDATED = 0.8
 """A step with drafts that took less than this share of one without was measured in other times."""
 
@@ -109,7 +111,8 @@ class _Size:
         points.reverse()
         last, seconds = points[-1]
         if last:
-            slope = min(slope if len(points) < 3 else _slope(points), (seconds - plain) / last)
+            measured = _slope(points)
+            slope = min(slope if measured is None else measured, (seconds - plain) / last)
         return [*points, (last + 1e6, seconds + 1e6 * slope)]
 
 
@@ -190,9 +193,9 @@ class DraftCosts:
         else:
             measured.add(drafts, seconds, size.steps)
             self._tried = max(self._tried, drafts)
-            points = size.curve(0.0)[:-1]
-            if len(points) > 2:
-                self._draft.add(_slope(points))
+            slope = _slope(size.curve(0.0)[:-1])
+            if slope is not None:
+                self._draft.add(slope)
 
     def _size(self, rows: int) -> _Size:
         key = _bucket(rows)
@@ -208,11 +211,11 @@ def _bucket(count: int) -> int:
     return 8 * bits + (count >> max(bits - 3, 0))
 
 
-def _slope(points: list[Point]) -> float:
+def _slope(points: list[Point]) -> float | None:
     """Return the seconds of one draft more, of steps that have some: what a step with drafts costs
-    at all is no part of it."""
-    (n0, t0), (n1, t1) = points[-2:]
-    return (t1 - t0) / (n1 - n0)
+    at all is no part of it. None: their numbers of drafts are too close to tell."""
+    (n0, t0), (n1, t1) = points[min(1, len(points) - 1)], points[-1]
+    return (t1 - t0) / (n1 - n0) if n1 >= LEAST_SPREAD * n0 > 0 else None
 
 
 def _counts(most: int) -> list[int]:
