@@ -116,4 +116,4 @@ def test_numbers_of_drafts_that_are_close_do_not_show_the_price_of_one():
     costs = measured(seconds, chances=CHANCES, counts=(14, 16))
     assert costs.price(ROWS) < 0.2
     costs.observe_plain(2 * ROWS, gpu(0))
-    assert costs.price(2 * ROWS) < 0.3, "of other rows, with which no drafts were measured"
+    assert costs.price(2 * ROWS) < 0.5, "of other rows, with which no drafts were measured"
