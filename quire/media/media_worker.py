@@ -172,7 +172,7 @@ def _decode(processor: MediaProcessor, job: MediaJob, options: Settings) -> Deco
     if job.modality == "video":
         return _decode_video(processor, job, options)
     with _placed(job.where):
-        return decode_audio(job.content, processor.sampling_rate, job.limits.audio_seconds)
+        return decode_audio(job.content, processor.sampling_rate, _most_seconds(processor, job))
 
 
 def _decode_video(processor: MediaProcessor, job: MediaJob, options: Settings) -> DecodedVideo:
@@ -181,8 +181,15 @@ def _decode_video(processor: MediaProcessor, job: MediaJob, options: Settings) -
         return video
     kind = cast(str, decode.video_format(job.content))
     with _placed(job.where):
-        sound = decode_sound(job.content, kind, processor.sampling_rate, job.limits.audio_seconds)
+        sound = decode_sound(
+            job.content, kind, processor.sampling_rate, _most_seconds(processor, job)
+        )
     return replace(video, sound=sound)
+
+
+def _most_seconds(processor: MediaProcessor, job: MediaJob) -> float:
+    """Of a recording in a file."""
+    return min(job.limits.audio_seconds, processor.readable_seconds(json.loads(job.kwargs)))
 
 
 @contextmanager
