@@ -30,6 +30,7 @@ import msgspec
 import numpy as np
 from PIL import Image
 
+from quire.core.media.item_tensors import attach_data, detach_data
 from quire.core.types import MediaTensor
 from quire.errors import QuireError, RequestError
 from quire.media import decode
@@ -101,6 +102,15 @@ class MediaResult(msgspec.Struct, frozen=True, tag=True):
 
     tensors: tuple[MediaTensor, ...]
     sizes: bytes
+
+    def detached(self) -> tuple[MediaResult, list[bytes]]:
+        """As quire.sandbox.pipe.HasArrays."""
+        arrays: list[bytes] = []
+        return MediaResult(detach_data(self.tensors, arrays), self.sizes), arrays
+
+    def attached(self, arrays: Iterator[Any]) -> MediaResult:
+        """As quire.sandbox.pipe.HasArrays."""
+        return MediaResult(attach_data(self.tensors, arrays), self.sizes)
 
 
 MediaMessage = (

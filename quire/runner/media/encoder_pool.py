@@ -18,7 +18,7 @@ from quire.core.types import MediaTensor
 from quire.kernels.framework import lazy_fusion
 from quire.models.base import EncoderInput, EncodesMedia, run_to_end
 from quire.runner.media.encoder_graphs import EncoderGraphs
-from quire.sampling.h2d import move_tensor, to_device
+from quire.sampling.h2d import bytes_to_device, to_device
 
 
 class EncodeItem(msgspec.Struct, frozen=True, array_like=True):
@@ -119,12 +119,7 @@ class EncoderPool:
 
     def _load(self, item: EncodeItem) -> dict[str, Tensor]:
         return {
-            one.name: move_tensor(
-                torch.frombuffer(bytearray(one.data), dtype=getattr(torch, one.dtype)).view(
-                    one.shape
-                ),
-                self._device,
-            )
+            one.name: bytes_to_device(one.data, getattr(torch, one.dtype), one.shape, self._device)
             for one in item.tensors
         }
 
