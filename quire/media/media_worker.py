@@ -80,7 +80,7 @@ class MediaJob(msgspec.Struct, frozen=True, tag=True):
     where: str
     """Its place in the request, for errors."""
     content: bytes
-    """An encoded file; with `shape` the numbers of an array."""
+    """An encoded file; with `shape` the numbers of an array, or a memoryview of them."""
     shape: tuple[int, ...] | None
     """Of decoded pixels (uint8) or samples (float32)."""
     details: bytes
@@ -95,6 +95,18 @@ class MediaJob(msgspec.Struct, frozen=True, tag=True):
     """Of processor time."""
     memory: int
     """Bytes beyond what the worker has."""
+
+    def detached(self) -> tuple[MediaJob, list[bytes]]:
+        """As quire.sandbox.pipe.HasArrays: the numbers of an array travel behind it."""
+        if self.shape is None:
+            return self, []
+        return msgspec.structs.replace(self, content=b""), [self.content]
+
+    def attached(self, arrays: Iterator[Any]) -> MediaJob:
+        """As quire.sandbox.pipe.HasArrays."""
+        if self.shape is None:
+            return self
+        return msgspec.structs.replace(self, content=next(arrays, b""))
 
 
 class MediaResult(msgspec.Struct, frozen=True, tag=True):

@@ -277,6 +277,11 @@ class MediaProcessor:
         """
         raise NotImplementedError
 
+    def passes_pixels(self, media: DecodedMedia, kwargs: Settings) -> bool:
+        """Whether process() takes the pixels of this item as they are, for an encoder that resizes:
+        it takes no time, and less than sending them to a worker."""
+        return False
+
     def readable_seconds(self, kwargs: Settings) -> float:
         """Return how long a recording may be: no more of a file is decoded. kwargs: checked."""
         return self.most_seconds
