@@ -5,7 +5,7 @@ quire.core.media.encoder_cache decides which pages of the pool an item has.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import msgspec
 import numpy as np
@@ -20,6 +20,8 @@ from quire.models.base import EncoderInput, EncodesMedia, run_to_end
 from quire.runner.media.encoder_graphs import EncoderGraphs
 from quire.sampling.h2d import bytes_to_device, to_device
 
+Tensors = tuple[MediaTensor, ...]
+
 
 class EncodeItem(msgspec.Struct, frozen=True, array_like=True):
     """One item that is encoded, and the pages that get its rows."""
@@ -28,6 +30,10 @@ class EncodeItem(msgspec.Struct, frozen=True, array_like=True):
     num_rows: int
     tensors: tuple[MediaTensor, ...]
     pages: tuple[int, ...]
+
+    def with_tensors(self, change: Callable[[Tensors], Tensors]) -> EncodeItem:
+        """Return it with its tensors changed."""
+        return msgspec.structs.replace(self, tensors=change(self.tensors))
 
 
 class EncoderPool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import cast
 
 import msgspec
@@ -25,7 +26,7 @@ from quire.models.base import (
     SourceInputs,
     StepInputs,
 )
-from quire.runner.parts.base import StepPart, StepVariant
+from quire.runner.parts.base import ChangeTensors, StepPart, StepVariant
 from quire.runner.step_batch import StepBatch
 from quire.sampling.h2d import bytes_to_device, to_device
 
@@ -51,6 +52,16 @@ class EncoderPart(StepPart, frozen=True, array_like=True):
         if not starting:
             return None
         return cls(tuple(one for seq in starting for one in _new_sources(seq)))
+
+    def with_tensors(self, change: ChangeTensors) -> EncoderPart:
+        def changed(item: MediaItem) -> MediaItem:
+            return replace(item, tensors=change(item.tensors))
+
+        sources = [
+            msgspec.structs.replace(one, media=tuple([changed(item) for item in one.media]))
+            for one in self.sources
+        ]
+        return EncoderPart(tuple(sources))
 
     def before_forward(
         self, model: LanguageModel, step: StepInputs, variant: StepVariant
