@@ -3,10 +3,12 @@
 import errno
 import os
 import random
+from types import SimpleNamespace
 
 import pytest
 
 from quire.executors import step_arrays
+from quire.executors.rank_group import RankGroup
 from quire.executors.step_arrays import StepArrayReader, StepArrayWriter, create_area
 
 MIB = 1 << 20
@@ -59,6 +61,21 @@ def test_what_is_in_flight_is_never_overwritten(ends):
             assert reader.views(at) == before
     assert refused > 10
     assert writer.taken_bytes <= 4 * MIB
+
+
+def test_steps_are_whole_where_other_nodes_have_ranks(ends):
+    """place_arrays() divides the places among data-parallel ranks."""
+    writer, reader, _ = ends
+    group = RankGroup.__new__(RankGroup)
+    group._nodes, group._number, group._local = None, 6, SimpleNamespace(arrays=writer)
+    places = group.place_arrays([[b"a", b"bc"], [], [b"d"]])
+    assert [reader.views(some) for some in places] == [[b"a", b"bc"], [], [b"d"]]
+    writer.release(6)
+    assert writer.held_messages == 1
+    writer.release(7)
+    assert writer.held_messages == 0
+    group._nodes = object()
+    assert group.place_arrays([[b"a"]]) is None
 
 
 def test_a_step_without_space_is_told_so(ends):
