@@ -118,7 +118,7 @@ def lone(llm, a, turn):
         seconds, (one,) = timed(llm, prompt_of(i, image), 1)
         found["image ms"].append(seconds * 1e3)
         found["again ms"].append(timed(llm, prompt_of(i + 500, image), 1)[0] * 1e3)
-        text = prompt_of(i + 900, None, len(one.prompt_token_ids))
+        text = prompt_of(i + 900 + 700 * turn, None, len(one.prompt_token_ids))
         found["text ms"].append(timed(llm, text, 1)[0] * 1e3)
     return {name: statistics.median(some) for name, some in found.items()}
 

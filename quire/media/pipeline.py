@@ -39,6 +39,7 @@ from quire.media.media_worker import (
 )
 from quire.media.processor import (
     DecodedAudio,
+    DecodedImage,
     DecodedVideo,
     KwargRange,
     MediaProcessor,
@@ -303,7 +304,11 @@ class MediaPipeline:
                 MEMORY_LIMIT,
             )
 
+        given = part.decoded
         try:
+            if isinstance(given, DecodedImage) and self.processor.passes_pixels(given, options):
+                pixels = np.frombuffer(content.data, np.uint8).reshape(given.pixels.shape)
+                return self.processor.process(DecodedImage(pixels), options)
             answer = await self._pool.run(make_job, param=part.param)
         except RequestError as error:
             if part.where in str(error):

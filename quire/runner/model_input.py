@@ -7,15 +7,16 @@ may change later, so it serves a worker in this process, in another process or o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
 import msgspec
 
+from quire.core.media.item_tensors import attach_data, detach_data
 from quire.core.types import BlockCopy, DataParallelTokens, StepPlan
 from quire.runner import plain_data
-from quire.runner.parts.base import StepPart, load_part_types
+from quire.runner.parts.base import ChangeTensors, StepPart, load_part_types
 from quire.runner.profiler import span
 from quire.runner.slots import BlockTableUpdate, SlotTables, TableShape
 from quire.runner.step_batch import StepBatch, build_step_batch
@@ -98,6 +99,22 @@ class ModelInputBuilder:
                 parts[name] = part
                 is_divided = kind.divides_attention > 0
         return parts
+
+
+def detach_arrays(value: ModelInput, arrays: list[bytes]) -> ModelInput:
+    """Return a step without the large arrays of its parts, which are added to `arrays`."""
+    return _with_tensors(value, partial(detach_data, buffers=arrays))
+
+
+def attach_arrays(value: ModelInput, arrays: Iterable[Any]) -> ModelInput:
+    """Return a step with the arrays that detach_arrays() took. Raises ValueError if one is
+    missing."""
+    return _with_tensors(value, partial(attach_data, buffers=iter(arrays)))
+
+
+def _with_tensors(value: ModelInput, change: ChangeTensors) -> ModelInput:
+    parts = {name: part.with_tensors(change) for name, part in value.parts.items()}
+    return msgspec.structs.replace(value, parts=parts)
 
 
 def encode(value: ModelInput) -> bytes:

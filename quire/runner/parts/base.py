@@ -13,14 +13,14 @@ forward pass, and reads nothing of it, keeps the graphs of steps without parts (
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import msgspec
 from torch import Tensor
 
-from quire.core.types import StepPlan
+from quire.core.types import MediaTensor, StepPlan
 from quire.models.base import LanguageModel, StepInputs
 from quire.pooling.pooler import Pooler
 from quire.registry import PluginRegistry
@@ -257,6 +257,10 @@ class NoPendingPart:
         return {}
 
 
+ChangeTensors = Callable[[tuple[MediaTensor, ...]], tuple[MediaTensor, ...]]
+"""Takes the bytes out of tensors, or puts them back."""
+
+
 class StepPart(msgspec.Struct, frozen=True, array_like=True):
     """One feature's share of one step."""
 
@@ -277,6 +281,10 @@ class StepPart(msgspec.Struct, frozen=True, array_like=True):
     def prepare(cls, plan: StepPlan, batch: StepBatch) -> StepPart | None:
         """Copy what the feature needs from a plan with rows; None: no row uses the feature."""
         raise NotImplementedError
+
+    def with_tensors(self, change: ChangeTensors) -> StepPart:
+        """Return the part with its tensors of media changed, always in the same order."""
+        return self
 
     @property
     def changes_inputs(self) -> bool:
