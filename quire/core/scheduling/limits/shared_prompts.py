@@ -42,7 +42,8 @@ class SharedPromptLimit(StepBudget):
         self._block_size, self._waiting = block_size, waiting
         self._least_blocks = max(least_tokens // block_size, 1)
         self._owners: dict[Sequence, _Blocks] = {}
-        self._beginnings: dict[tuple[int, bytes], list[Sequence]] = {}  # index and key of a block
+        # owners by the index of their first block, and by its key
+        self._beginnings: dict[int, dict[bytes, list[Sequence]]] = {}
         self._counts: dict[int, Counter[tuple[int, ...]]] = {}  # by block: sequences, by its tokens
         self._new_owners: frozenset[Sequence] = frozenset()  # of this step
 
@@ -59,7 +60,7 @@ class SharedPromptLimit(StepBudget):
 
     def _add(self, seq: Sequence, own: _Blocks) -> None:
         self._owners[seq] = own
-        self._beginnings.setdefault((own.first, own.keys[0]), []).append(seq)
+        self._beginnings.setdefault(own.first, {}).setdefault(own.keys[0], []).append(seq)
 
     def _computes(self, seq: Sequence, own: _Blocks) -> bool:
         end = (own.first + len(own.keys)) * self._block_size
@@ -90,9 +91,9 @@ class SharedPromptLimit(StepBudget):
     def _similar(self, seq: Sequence) -> Iterator[Sequence]:
         """Yield the owners whose first block is one of the sequence's."""
         keys = seq.keys
-        for first in {first for first, _ in self._beginnings}:
+        for first, owners in self._beginnings.items():
             if first < len(keys):
-                yield from self._beginnings.get((first, keys[first]), ())
+                yield from owners.get(keys[first], ())
 
     def _is_worth(self, seq: Sequence, own: _Blocks, first: int) -> bool:
         """Whether the blocks from `first` on that both have are worth a step."""
@@ -125,7 +126,7 @@ class SharedPromptLimit(StepBudget):
     def undo(self, seq: Sequence, n: int) -> None:
         if seq in self._new_owners:
             own = self._owners.pop(seq)
-            self._beginnings[own.first, own.keys[0]].remove(seq)
+            self._beginnings[own.first][own.keys[0]].remove(seq)
             self._new_owners -= {seq}
 
     def free_decode_rows(self) -> int:
