@@ -260,6 +260,12 @@ def test_pixels_that_an_encoder_resizes_need_no_worker():
     assert item.media == want
     pixels[:] = 0
     assert item.media == want, "it is the caller's memory"
+    fixed = np.asarray(Image.linear_gradient("L").convert("RGB"))  # memory that nothing can change
+    (item,) = prepare(pipeline, MediaSource("image", WHERE, decoded=DecodedImage(fixed)))
+    assert np.shares_memory(np.frombuffer(item.media.tensors[0].data, np.uint8), fixed)
+    turned = DecodedImage(fixed[::-1])
+    (item,) = prepare(pipeline, MediaSource("image", WHERE, decoded=turned))
+    assert item.media == pipeline.processor.process(turned, {})
     assert not asked
     for other, kwargs in ((part(png()), {}), (source, {"max_pixels": 3136})):
         with pytest.raises(EngineError, match="no process"):
