@@ -189,6 +189,19 @@ def test_a_request_with_several_answers_has_one_encoder_output(pair, llm):
     assert [list(one.token_ids) for one in found.outputs] == [ids] * 3
 
 
+def test_a_text_half_of_8_bits_reads_images(pair, llm):
+    eight = LLM(str(pair.folder), quantization="int8", **OPTIONS)
+    prompt = {"prompt": "w3 <image> w4", "multi_modal_data": {"image": photo()}}
+    want, got = (one.generate([prompt, "w9 w8"], GREEDY, use_tqdm=False) for one in (llm, eight))
+    for a, b in zip(want, got, strict=True):
+        first = a.outputs[0].token_ids[0]
+        logprobs = [one.outputs[0].logprobs[0][first].logprob for one in (a, b)]
+        assert logprobs[0] != logprobs[1] == pytest.approx(logprobs[0], abs=0.1)
+    other = prompt | {"multi_modal_data": {"image": photo(seed=1)}}
+    changed = eight.generate(other, GREEDY, use_tqdm=False)[0].outputs[0]
+    assert changed.cumulative_logprob != got[0].outputs[0].cumulative_logprob
+
+
 def test_the_text_half_alone_refuses_images(pair):
     llm = LLM(
         str(pair.folder), **OPTIONS | {"language_model_only": True, "enable_mm_embeds": False}
