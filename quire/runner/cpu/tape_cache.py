@@ -128,8 +128,6 @@ class TapeCache:
     def _record_mixed(self, variant: StepVariant) -> SizedTape[TargetStates] | None:
         forward = self._forward
         try:
-            if (why := forward.lacks_mixed_inputs) is not None:
-                raise NotRecordableError(why)
             with _RECORDER_LOCK:
                 tape = self._recorder.record_sized(
                     partial(forward.run_mixed, variant), (forward.max_tokens, forward.max_rows)
@@ -234,9 +232,7 @@ class StepForward:
         self._write(inputs, batch, carried)
         self._mixed_starts.numpy()[: len(inputs.q_starts)] = inputs.q_starts
 
-    def _write(
-        self, inputs: StepBatch, batch: AttentionMetadata, carried: Tensor | None
-    ) -> None:
+    def _write(self, inputs: StepBatch, batch: AttentionMetadata, carried: Tensor | None) -> None:
         for buffer, values in (
             (self._token_ids, inputs.token_ids),
             (self._positions, inputs.rotary_positions),
@@ -253,19 +249,17 @@ class StepForward:
                 self._carried = carried.new_zeros(len(self._token_ids), carried.shape[1])
             self._carried[: len(carried)] = carried
 
-    @property
-    def lacks_mixed_inputs(self) -> str | None:
-        """What steps with prompts read that is in no buffer; None: nothing."""
-        if self._states is not None:
-            return "recurrent layers read the rows of several tokens"
-        if self._cross_table is not None:
-            return "layers read the sources of an encoder"
-        if not self._backend.supports_prefill_graphs:
-            return "attention reads values of the host"
-        return None
-
     def run_mixed(self, variant: StepVariant, sizes: Sizes) -> TargetStates:
-        """Return the hidden states of the first tokens, of so many sequences."""
+        """Return the hidden states of the first tokens, of so many sequences.
+
+        Raises: NotRecordableError if they depend on what is in no buffer.
+        """
+        if self._states is not None:
+            raise NotRecordableError("recurrent layers read which tokens are of one sequence")
+        if self._cross_table is not None:
+            raise NotRecordableError("layers read the sources of an encoder")
+        if not self._backend.supports_prefill_graphs:
+            raise NotRecordableError("attention reads values of the host")
         tokens, rows = sizes
         batch = AttentionMetadata(
             q_starts=self._mixed_starts[: rows + 1],
