@@ -23,6 +23,7 @@ from quire.config.engine_config import (
     PoolingSection,
 )
 from quire.config.memory.draft_rows import draft_rows
+from quire.config.memory.memory_plan import CAPTURED_TOKENS
 from quire.core.params import SamplingParams
 from quire.core.types import BlockCopy, Pooling, StopConditions
 from quire.distributed.collectives import ProcessGroupCollectives
@@ -86,8 +87,8 @@ OTHER_SAMPLING_KINDS = (
     SamplingParams(temperature=0.0, logprob_token_ids=[0, 1]),
 )
 """Those with functions of torch too."""
-MIXED_PROMPTS = (64, 512)
-"""Tokens of a prompt beside rows that decode."""
+MIXED_PROMPTS = (64, 512, CAPTURED_TOKENS)
+"""Tokens of a prompt beside rows that decode. No graph has a step with the most of them."""
 
 
 def enumerate_kernels(
