@@ -27,6 +27,8 @@ FIRST_SHARE = 4
 """Of so many rows one draft is made, before their cost is known."""
 FIRST_DRAFTS = 2
 """The least number of drafts in a first step."""
+FULL_DRAFTS = 2
+"""Drafts for each row, whose time shows whether any number of them pays."""
 PLAIN_EVERY = 128
 """Steps of a size with drafts after which one without is due, to measure that."""
 STALE = 256
@@ -160,6 +162,12 @@ class DraftCosts:
     def is_known(self, rows: int) -> bool:
         """Whether any step with drafts was measured: until then few drafts should be made."""
         return any(one.seconds.known for one in self._size(rows).measured.values())
+
+    def is_small(self, rows: int) -> bool:
+        """Whether only steps with few drafts were measured, so that more may pay where these do
+        not."""
+        size = self._size(rows)
+        return all(count < FULL_DRAFTS * rows for count, _ in size.curve(0.0)[:-1])
 
     def max_drafts(self, rows: int) -> int:
         """Return how many drafts a step may have: more than before only by and by."""

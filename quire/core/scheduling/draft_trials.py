@@ -2,9 +2,10 @@
 
 Two accounts. Looks: sequences without accepted drafts that the scheduler may ask for some, which
 costs the host as much as several rows of one token. Steps: what trials may still cost, in steps
-without drafts; a step loses the time that it took longer and the rows that it left out, and wins
-the tokens that were accepted. So wherever nothing is accepted, speculation costs LOSS_SHARE of the
-steps, a few at the start, and one look for LOOKS_EVERY rows.
+without drafts. A step with drafts loses the time that it took longer, and so does the one behind it
+if it was planned only then; rows that are left out are lost, and accepted tokens are won. So
+wherever nothing is accepted, speculation costs LOSS_SHARE of the steps, a few at the start, and one
+look for LOOKS_EVERY rows.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ LOOK_SHARE = 2
 """Looks are saved until there is one for so many rows, so that few steps have any."""
 LOSS_SHARE = 0.01
 """Share of all steps that may be lost."""
-MAX_SAVED, MAX_LOST = 2.0, 1.0
-"""Steps that may be lost at once, and a loss that later steps have to make up for."""
-WAIT_LOSS, UNKNOWN_LOSS = 0.1, 0.2
-"""Assumed loss of a step that is planned only after the one before, and of one whose time cannot be
-compared."""
+FIRST_SAVED, MAX_SAVED, MAX_WON, MAX_LOST = 2.0, 1.0, 16.0, 4.0
+"""Steps that may be lost at once: at first, later, and where drafts have won as many; and a loss
+that later steps have to make up for."""
+MOST_LONGER = 2.0
+"""Loss of one step, at most: a pause of the machine is not the cost of drafts."""
+UNKNOWN_LOSS = 0.2
+"""Assumed loss of a step whose time cannot be compared."""
 
 
 class DraftTrials:
@@ -28,13 +31,14 @@ class DraftTrials:
     def __init__(self) -> None:
         self._rows = 1
         self._looks = 0.0
-        self._saved = MAX_SAVED
+        self._saved = FIRST_SAVED
 
     def begin_step(self, rows: int) -> None:
         """A step of so many rows is planned."""
         self._rows = max(rows, 1)
         self._looks = min(self._looks + max(rows / LOOKS_EVERY, 1.0), float(rows))
-        self._saved = min(self._saved + LOSS_SHARE, MAX_SAVED)
+        if self._saved < MAX_SAVED:
+            self._saved += LOSS_SHARE
 
     @property
     def allowed(self) -> bool:
@@ -57,11 +61,11 @@ class DraftTrials:
         self._looks += accepted
         self._count((accepted - left_out) / self._rows)
 
-    def count_step(self, seconds: float, plain: float, *, awaited: bool) -> None:
-        """Count the time of a step with drafts. plain: of one without; 0: it is not known, or the
-        two cannot be compared. awaited: the next one was planned after it."""
-        longer = max(seconds / plain - 1, 0.0) if plain else UNKNOWN_LOSS
-        self._count(-longer - WAIT_LOSS * awaited)
+    def count_step(self, seconds: float, plain: float) -> None:
+        """Count the time of a step with drafts, or behind one. plain: of one without; 0: it is not
+        known, or the two cannot be compared."""
+        longer = seconds / plain - 1 if plain else UNKNOWN_LOSS
+        self._count(-min(max(longer, 0.0), MOST_LONGER))
 
     def _count(self, steps: float) -> None:
-        self._saved = max(self._saved + steps, -MAX_LOST)
+        self._saved = min(max(self._saved + steps, -MAX_LOST), MAX_WON)

@@ -18,10 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
 from quire.core.drafters.base import HostDrafter
 from quire.core.drafters.prediction import PredictionDrafter
-from quire.core.scheduling.draft_costs import LEAST_PRICE, DraftCosts
+from quire.core.scheduling.draft_costs import FIRST_PRICE, LEAST_PRICE, DraftCosts
 from quire.core.scheduling.draft_trials import DraftTrials
 from quire.core.scheduling.limits.base import NO_BOUND
 from quire.core.types import UNKNOWN, DraftCounts, Request, Sequence, StepPlan
@@ -44,6 +45,8 @@ accepted, and new ones, have 0."""
 ROW_RATE = 1 / 4
 """Weight of the last row in the acceptance of a sequence."""
 FIRST_MEAN = 0.4
+PROMISE = 0.5
+"""Acceptance of first drafts from which more are tried where few do not pay."""
 DRIFT = 1 / 16
 """How far the acceptance at a position that is not verified goes to that of the position before, in
 a step: else drafts that failed once would never be tried again behind ones that do not."""
@@ -55,6 +58,16 @@ MEASURE_EVERY = 8
 """Of so many steps without drafts one is measured."""
 BUSY_SHARE, FREE_SHARE = 16, 2
 """Share of the token budget that drafts take at most: if prompts wait, and if none do."""
+
+
+class _Applied(NamedTuple):
+    """A step that was applied. awaited: the next one was planned after it; behind: it was planned
+    after an awaited one."""
+
+    rows: int = 0
+    drafts: int = 0
+    awaited: bool = False
+    behind: bool = False
 
 
 class DraftTally:
@@ -147,7 +160,10 @@ class Drafting:
         """Of all drafts that were proposed in this plan; None: there was no proposal."""
         self._left = self._probes = 0
         self._awaits = True  # whether a step with drafts is awaited
-        self._applied = (0, 0)  # rows and drafts of the step applied last
+        self._behind = -1  # the last step that was planned after an awaited one
+        self._applied = _Applied()
+        self._held: tuple[int, int, float] | None = None
+        """Rows, drafts and seconds of an awaited step: what the one behind it lost is added."""
 
     # -- sequences ----------------------------------------------------------------------------
 
@@ -184,6 +200,8 @@ class Drafting:
     def begin_plan(self, step: int, rows: int, waiting: int) -> None:
         """A step is planned. rows: sequences that run. waiting: others, that may start in it."""
         self.step, self.rows = step, rows
+        if self.awaited == step - 1:
+            self._behind = step
         starts = min(waiting, MOST_STARTS) if self.prompts_wait else 0
         self._room = max(min(rows * self._max_drafts, self._step_rows - rows - starts), 0)
         self._trials.begin_step(rows)
@@ -290,6 +308,9 @@ class Drafting:
             share = BUSY_SHARE if self.prompts_wait else FREE_SHARE
             self._left = min(self._left, self._step_tokens // share)
             self._price = self._costs.price(self.rows)
+            promise = self._means[0] >= PROMISE and self._trials.allowed
+            if promise and self._costs.is_small(self.rows):
+                self._price = min(self._price, FIRST_PRICE)
             self._left = min(self._left, self._most_tried())
             if self._costs.take_plain(self.rows):
                 self.plain_step = self.step + (2 if self._overlaps else 0)
@@ -394,27 +415,33 @@ class Drafting:
 
     def end_result(self, plan: StepPlan) -> None:
         """A plan was applied. It is called for those whose time is worth to be observed."""
-        self._applied = len(plan.rows), plan.num_drafts
+        awaited, behind = plan.step == self.awaited, plan.step == self._behind
+        self._applied = _Applied(len(plan.rows), plan.num_drafts, awaited=awaited, behind=behind)
 
     def observe_step(self, prompt_tokens: int, seconds: float) -> None:
         """The step of end_result() had so many prompt tokens, and took so long."""
         self.prompts_wait = prompt_tokens > 0
-        rows, drafts = self._applied
-        self._applied = (0, 0)
-        if drafts:
-            plain = 0.0 if prompt_tokens else self._costs.plain(rows)
-            awaited = self._overlaps and self._awaits
-            self._trials.count_step(seconds, plain, awaited=awaited)
+        (rows, drafts, awaited, behind), self._applied = self._applied, _Applied()
+        held, self._held = self._held, None
+        plain = 0.0 if prompt_tokens else self._costs.plain(rows)
+        if drafts or behind:
+            self._trials.count_step(seconds, plain)
         if not rows or prompt_tokens:
             return
-        if drafts:
-            self._costs.observe_drafts(rows, drafts, seconds)
+        if held is not None:
+            waited = max(seconds - plain, 0.0) if behind and plain and not drafts else 0.0
+            self._costs.observe_drafts(held[0], held[1], held[2] + waited)
+        if not drafts:
+            if not behind:
+                self._costs.observe_plain(rows, seconds)
+        elif awaited:
+            self._held = rows, drafts, seconds
         else:
-            self._costs.observe_plain(rows, seconds)
+            self._costs.observe_drafts(rows, drafts, seconds)
 
     def measures(self, plan: StepPlan) -> bool:
         """Whether the time of a step is to be observed."""
-        if plan.num_drafts or plan.step == self.plain_step:
+        if plan.num_drafts or plan.step in (self.plain_step, self._behind):
             return True
         return not plan.step % MEASURE_EVERY and not plan.proposals
 

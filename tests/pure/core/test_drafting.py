@@ -8,6 +8,7 @@ from itertools import count
 
 import pytest
 
+from quire.core.scheduling.draft_trials import LOSS_SHARE, DraftTrials
 from quire.core.scheduling.drafting import LAST_WAIT, Drafting
 from quire.core.scheduling.limits.base import NO_BOUND
 from quire.core.scheduling.order.fair import OUTPUT_COST, FairQueue
@@ -116,6 +117,27 @@ def speedup(rows, acceptance, cost, **how):
 @pytest.mark.parametrize("rows", [1, 8, 48])
 def test_drafts_cost_little_where_they_bring_nothing(rows, acceptance, cost, model):
     assert speedup(rows, lambda _: acceptance, cost, model=model, tokens=300) > 0.95
+
+
+@pytest.mark.parametrize("rows", [4, 8, 32])
+def test_drafts_that_fail_cost_little_where_the_host_is_slow(rows):
+    """The step behind one with drafts waits for the host for longer than a step takes: that is a
+    loss of the drafts, and what is lost in all is bounded, from the first step of an engine on."""
+    small = lambda rows, tokens: 0.64 + 0.016 * tokens  # noqa: E731
+    assert speedup(rows, lambda _: 0.0, small, host=0.8, tokens=250) > 0.972
+
+
+def test_trials_end_where_a_share_of_the_steps_is_lost():
+    trials, lost = DraftTrials(), 0.0
+    for _ in range(2000):
+        trials.begin_step(8)
+        if trials.allowed:
+            trials.count_step(1.5, 1.0)
+            lost += 0.5
+    assert 0.9 * (2 + 2000 * LOSS_SHARE) < lost < 1.1 * (2 + 2000 * LOSS_SHARE)
+    for _ in range(3):
+        trials.count_row(8, left_out=False)
+    assert trials.allowed, "accepted drafts pay for further ones"
 
 
 @pytest.mark.parametrize(("rows", "least"), [(1, 3.0), (8, 2.5), (48, 1.2)])
