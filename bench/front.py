@@ -65,7 +65,7 @@ class FakeEngine:
         self._deliver = deliver
 
     def send(self, message):
-        data = message_codec.encode(message)
+        data = message_codec.encode_to_engine(message)
         now = self._bench.clock.now()
         message = message_codec.decode_to_engine(data)
         if isinstance(message, AddRequests):

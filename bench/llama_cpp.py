@@ -1,7 +1,7 @@
 """quire beside llama.cpp on the CPU: the same GGUF files, in turn, in one run.
 
 usage: python bench/llama_cpp.py FOLDER --peer PYTHON [--formats Q8_0,Q4_0,Q4_K_M] [--rounds 3]
-                                 [--cases cpu_decode1,cpu_prefill,cpu_batch32] [--threads 2]
+                                 [--cases cpu_decode1,cpu_decode8,cpu_prefill,...] [--threads 2]
                                  [--outs 64] [--processor]
 
 PYTHON has llama-cpp-python: python -m venv V; V/bin/pip install --no-binary llama-cpp-python

@@ -13,7 +13,8 @@ and lines. One JSON line a case:
     beside      milliseconds between tokens of eight streams of text, the 99th percentile and the
                 median: alone, while `images` requests of as many tokens of text as an image has are
                 always underway, and while as many of one image each are; its engine has a process
-                of its own. `loop ms`: the 99th percentile of how late this process is by itself
+                of its own, and the target of a server. `loop ms`: the 99th percentile of how late
+                this process is by itself
 """
 
 import argparse
@@ -117,7 +118,7 @@ def lone(llm, a, turn):
         seconds, (one,) = timed(llm, prompt_of(i, image), 1)
         found["image ms"].append(seconds * 1e3)
         found["again ms"].append(timed(llm, prompt_of(i + 500, image), 1)[0] * 1e3)
-        text = prompt_of(i + 900, None, len(one.prompt_token_ids))
+        text = prompt_of(i + 900 + 700 * turn, None, len(one.prompt_token_ids))
         found["text ms"].append(timed(llm, text, 1)[0] * 1e3)
     return {name: statistics.median(some) for name, some in found.items()}
 
@@ -245,7 +246,7 @@ async def beside(llm, a, turn):
 async def run_beside(folder, given, a):
     from quire import AsyncLLM
 
-    llm = AsyncLLM.from_engine_args({"model": str(folder), **given})
+    llm = AsyncLLM.from_engine_args({"model": str(folder), "inter_token_target_ms": 40} | given)
     try:
         for turn in range(a.repeat):
             show(a, "beside", turn, await beside(llm, a, turn))

@@ -211,6 +211,7 @@ def measure_pace(args: argparse.Namespace) -> None:
 
 
 def measure_switch(args: argparse.Namespace) -> None:
+    args.turns = 1
     bench = Bench(args, build_engine(args, 1), 1, args.tokens, sampled=False)
     known = KnownDrafter(bench.answers, 1.0)
     bench.draft_with(known)

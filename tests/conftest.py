@@ -1,6 +1,5 @@
 """Tiers, groups for pytest-xdist, and where the time is spent. docs/testing.md has the rules."""
 
-import functools
 import gc
 import os
 import re
@@ -100,7 +99,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Deselect the long tier, and put what is long first."""
+    """Deselect the long tier, and put files in the order of order_of()."""
     if not tiers.LONG:
         daily = [item for item in items if not item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=list({*items} - {*daily}))
@@ -108,7 +107,8 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if hasattr(item.module, "serving"):
             item.add_marker(pytest.mark.slow("starts `quire serve`"))
-    items.sort(key=lambda item: order_of(item.path))
+    order = order_of({item.path: None for item in items})
+    items.sort(key=lambda item: order[item.path])
 
 
 SAMPLED = Counter()
@@ -165,12 +165,22 @@ def group_of(nodeid):
     return next((folder for folder in ("abuse", "clients") if folder in parts), file)
 
 
-@functools.cache
-def order_of(path):
-    """What is long and cannot be cut comes first, so that the processes end together."""
-    folders = ("abuse", "clients", "server", "cpu", "pure")
-    folder = path.relative_to(HERE).parts[0]
-    return folders.index(folder) if folder in folders else len(folders)
+FOLDERS = {"abuse": 0, "clients": 0, "server": 1, "cpu": 1, "pure": 2}
+"""Order of the folders: what is long and cannot be cut first, so that the processes end together."""
+
+
+def order_of(paths):
+    """Key of each file: its folder, then its place among the files of that folder.
+
+    So files of the server, whose tests mostly wait, and of tests/cpu, which compute, are mixed.
+    """
+    folders = {path: path.relative_to(HERE).parts[0] for path in paths}
+    sizes, before = Counter(folders.values()), Counter()
+    order = {}
+    for path, folder in folders.items():
+        order[path] = FOLDERS.get(folder, len(FOLDERS)), before[folder] / sizes[folder]
+        before[folder] += 1
+    return order
 
 
 BEGAN = pytest.StashKey[float]()

@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from pathlib import Path
 
@@ -33,9 +34,14 @@ PRELOADED = (
     *("quire.cli.serve", "quire.server.process.supervisor", "quire.server.process.api_process"),
     *("quire.server.app", "quire.engine.core.process_main", "quire.engine.core.process"),
     *("quire.models.llama", "quire.llm", "tests.faults.serve"),
+    *("quire.engine.startup.grammar_setup", "quire.engine.startup.vocabulary"),
 )
-SANDBOXED = {"quire.engine.startup.grammar_setup", "quire.text.templates.render_worker"}
+MEDIA_WORKER = ("quire.media.media_worker", "quire.media.processor")
+"""What a fork server of media workers imports, in place of PRELOADED: no torch."""
+SANDBOXED = {"quire.text.templates.render_worker"}
 """Modules whose processes are started always: a sandbox has a limit of memory, and no torch."""
+ENGINE = "quire.engine.core.process_main"
+"""It has a fork server of its own, as the first process has: for ranks, and workers of grammars."""
 NAME = "fork-server"
 """Of a process that is the fork server of a fork."""
 MARGIN = 16_000
@@ -106,15 +112,32 @@ class Popen(subprocess.Popen):
         super().__init__(args, *more, start_new_session=start_new_session, **named)
 
 
-def start():
+class MediaPopen(Popen):
+    """Forks of a process that has imported what media workers need."""
+
+    server = None
+
+
+def start(popen=Popen):
     """The Popen of this process makes forks from now on: for fixtures. Idempotent."""
-    if Popen.server is None:
+    if popen.server is None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", __name__, str(theirs.fileno()), " " * MARGIN]
+        names = " ".join(MEDIA_WORKER if popen is MediaPopen else PRELOADED)
+        command = [sys.executable, "-m", __name__, str(theirs.fileno()), names, " " * MARGIN]
         with theirs:
             fds = [theirs.fileno()]
-            subprocess.Popen(command, pass_fds=fds, cwd=ROOT, start_new_session=True)
-        Popen.server = ForkServer(ours)
+            Popen.__base__(command, pass_fds=fds, cwd=ROOT, start_new_session=True)
+        popen.server = ForkServer(ours)
+
+
+def spawn_media_worker(module, end, *, env):
+    """spawn_process() of quire.engine.supervise.process_pipe, as a fork."""
+    start(MediaPopen)
+    path, fd = json.dumps(sys.path), end.fileno()
+    return MediaPopen(
+        [sys.executable, "-c", _BOOTSTRAP, path, module, str(fd)],
+        pass_fds=[fd], env=env, stdin=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
 
 
 def serve(end):
@@ -126,9 +149,12 @@ def serve(end):
         reader, writer = os.pipe()
         middle = os.fork()
         if not middle:
+            middle = os.getpid()
             if pid := os.fork():
                 os.write(writer, str(pid).encode())
                 os._exit(0)
+            while os.getppid() == middle:  # whose end would end a worker that dies with its parent
+                time.sleep(0.001)
             become(json.loads(data), fds)
         os.close(writer)
         os.waitpid(middle, 0)  # its child has another parent now
@@ -149,7 +175,8 @@ def become(order, fds):
         os.environ.update(order["env"])
         tempfile.tempdir = None
         write_command_line([sys.executable, *order["args"]])
-        if Popen.server is None and _BOOTSTRAP not in order["args"]:
+        first = Popen.server is None and _BOOTSTRAP not in order["args"]
+        if first or ENGINE in order["args"]:
             fork_from_here()
         run(*order["args"])
         status = 0
@@ -219,9 +246,9 @@ def fork_from_here():
     subprocess.Popen = Popen
 
 
-def main(fd):
+def main(fd, names):
     torchvision_wheel.install()
-    for name in PRELOADED:
+    for name in names.split():
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
@@ -231,4 +258,4 @@ def main(fd):
 if __name__ == "__main__":
     from tests import fork_server  # the module that tests import, not __main__
 
-    fork_server.main(int(sys.argv[1]))
+    fork_server.main(int(sys.argv[1]), sys.argv[2])

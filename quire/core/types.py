@@ -156,7 +156,7 @@ class MediaTensor:
     name: str  # of the argument of the encoder
     dtype: str  # "uint8" | "float32" | "float16" | "bfloat16" | "int32" | "int64"
     shape: tuple[int, ...]
-    data: bytes = field(repr=False)  # C order, little-endian
+    data: bytes = field(repr=False)  # C order, little-endian; or a memoryview of bytes
 
 
 @dataclass(frozen=True, slots=True)

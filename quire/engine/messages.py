@@ -49,7 +49,7 @@ from quire.errors import (
     Unsupported,
 )
 
-PROTOCOL_VERSION = 16
+PROTOCOL_VERSION = 17
 HEARTBEAT_INTERVAL_S = 1.0
 """An engine sends a heartbeat at least this often, unless a step takes longer."""
 

@@ -27,6 +27,7 @@ from quire.executors.shm_broadcast import (
     RingWriter,
     create_ring,
 )
+from quire.executors.step_arrays import StepArrayWriter, create_area
 from quire.platform import cpu
 from quire.sandbox.pipe import WorkerPipe
 
@@ -44,11 +45,12 @@ class RankMemory(msgspec.Struct, frozen=True):
     answers: tuple[RingHandle, ...]  # of each rank from the first
     status_fd: int
     rendezvous_fd: int  # a file in which the ranks of one host find each other's addresses
+    arrays_fd: int  # of quire.executors.step_arrays
 
     @property
     def fds(self) -> list[int]:
         rings = [fd for ring in (self.steps, *self.answers) for fd in ring.fds]
-        return [*rings, self.status_fd, self.rendezvous_fd]
+        return [*rings, self.status_fd, self.rendezvous_fd, self.arrays_fd]
 
     def renumbered(self, numbers: Mapping[int, int]) -> RankMemory:
         """Return the same of a process that has these descriptors under other numbers."""
@@ -59,6 +61,7 @@ class RankMemory(msgspec.Struct, frozen=True):
             tuple(one.renumbered(numbers) for one in self.answers),
             numbers.get(self.status_fd, self.status_fd),
             numbers.get(self.rendezvous_fd, self.rendezvous_fd),
+            numbers.get(self.arrays_fd, self.arrays_fd),
         )
 
 
@@ -103,9 +106,11 @@ class LocalRanks:
             tuple(create_ring(1, ANSWER_BLOCKS) for _ in ranks),
             create_status_page(total),
             os.memfd_create("quire-rendezvous"),
+            create_area(),
         )
         self.page = RankStatusPage(self.memory.status_fd, total)
         self.writer = RingWriter(self.memory.steps)
+        self.arrays = StepArrayWriter(self.memory.arrays_fd)
         spin_s = spin_seconds(len(ranks) + 1)
         self.readers = [RingReader(ring, 0, spin_s) for ring in self.memory.answers]
         """Of the answers of each rank."""
@@ -159,6 +164,7 @@ class LocalRanks:
         if self._closed:
             return
         self._closed = True
+        self.arrays.close()
         for ring in (self.writer, *self.readers):
             ring.close()
         for fd in self.memory.fds:

@@ -28,7 +28,7 @@ from quire.executors.inline import Executor as Inline
 from quire.executors.rank_group import CallWorker, RankAnswer, RankError, RankGroup, RunStep
 from quire.runner import model_input, plain_data
 from quire.runner.device_worker import CompletedStep
-from quire.runner.model_input import ModelInputBuilder
+from quire.runner.model_input import ModelInput, ModelInputBuilder
 from quire.runner.stage_masks import MaskSender, SentMasks
 
 STEP_FACTOR = 20
@@ -79,7 +79,7 @@ class Executor:
         cost = step_cost(plan)
         expected_s = STEP_FACTOR * self._step_time.estimate_ns(cost) / 1e9
         number = self.group.send(
-            RunStep(tuple(model_input.encode(step) for step in steps)),
+            self._message_of(steps),
             f"step {plan.step}",
             max(self._step_limit_s, expected_s),
         )
@@ -94,6 +94,15 @@ class Executor:
             self.group.fail(f"{type(error).__name__} while step {plan.step} was launched")
             raise
         return _PendingRanks(self, number, local, cost, masks)
+
+    def _message_of(self, steps: Sequence[ModelInput]) -> RunStep:
+        """Encode steps, with their large arrays in shared memory if that has space."""
+        arrays: list[list[bytes]] = [[] for _ in steps]
+        small = [model_input.detach_arrays(*one) for one in zip(steps, arrays, strict=True)]
+        places = self.group.place_arrays(arrays) if any(arrays) else None
+        if places is None:
+            return RunStep(tuple(model_input.encode(step) for step in steps))
+        return RunStep(tuple(model_input.encode(step) for step in small), places)
 
     def call(self, name: str, *args: Any) -> list[Any]:
         number = self.group.send(CallWorker(name, list(args)), f"call of {name}")

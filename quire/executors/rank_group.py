@@ -8,6 +8,7 @@ engine's thread. A rank that fails raises EngineDead here: see rank_monitor.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
@@ -26,6 +27,7 @@ from quire.executors.local_ranks import CONNECT, JOIN, LOAD, LocalRanks, Meeting
 from quire.executors.rank_monitor import OtherNodes, RankMonitor, WatchedMessage
 from quire.executors.rank_status import RankStatusPage, RankStatusWriter
 from quire.executors.shm_broadcast import RingReader
+from quire.executors.step_arrays import ArrayPlace
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +55,8 @@ class RunStep(msgspec.Struct, tag=True, frozen=True):
     """To a rank: run the encoded ModelInput of its data-parallel rank."""
 
     steps: tuple[bytes, ...]
+    arrays: tuple[tuple[ArrayPlace, ...], ...] = ()
+    """Of each step, what model_input.detach_arrays() took of it; (): the steps are whole."""
 
 
 class CallWorker(msgspec.Struct, tag=True, frozen=True):
@@ -278,6 +282,22 @@ class RankGroup:
             raise
         return number
 
+    def place_arrays(
+        self, arrays: Sequence[Sequence[bytes]]
+    ) -> tuple[tuple[ArrayPlace, ...], ...] | None:
+        """Share the arrays of the next message with the ranks, step by step.
+
+        None: there is no space now, or other nodes have some of the ranks.
+        """
+        if self._nodes is not None:
+            return None
+        flat = [one for some in arrays for one in some]
+        places = self._local.arrays.place(self._number + 1, flat)
+        if places is None:
+            return None
+        found = iter(places)
+        return tuple([tuple(itertools.islice(found, len(some))) for some in arrays])
+
     def _make_room(self) -> None:
         """Called while a message waits for room: a rank may wait for room for its answers."""
         for one in self._kept_answers:
@@ -299,6 +319,7 @@ class RankGroup:
             self._receive(sent)
             if sent.message.number == number:
                 self._sent.remove(sent)
+                self._local.arrays.release(number)
                 return sent.answers
         raise AssertionError(f"message {number} was waited for already")
 

@@ -35,6 +35,7 @@ from quire.executors.rank_group import (
 )
 from quire.executors.rank_status import RankStatusPage
 from quire.executors.shm_broadcast import RingReader, RingWriter
+from quire.executors.step_arrays import StepArrayReader
 from quire.kernels.framework import late_work
 from quire.runner import model_input, plain_data
 from quire.runner.model_runner import ModelRunner
@@ -49,6 +50,7 @@ class RankLink:
         """From now on the process ends with the engine."""
         own = rank - memory.first_rank
         self.steps = RingReader(memory.steps, own, spin_seconds(1 + len(memory.answers)))
+        self.arrays = StepArrayReader(memory.arrays_fd)
         self.status = RankStatusPage(memory.status_fd, memory.ranks).writer(rank)
         self._answers = RingWriter(memory.answers[own])
         self._end = end
@@ -183,6 +185,9 @@ class RankLoop:
         try:
             assert self._runner is not None, "a step before the runner is built"
             step = model_input.decode(message.steps[self._dp_rank], self._part_types)
+            if message.arrays:
+                views = self._link.arrays.views(message.arrays[self._dp_rank])
+                step = model_input.attach_arrays(step, views)
             if not self._step_failed:
                 return self._runner.launch(step).wait
             self._runner.skip(step)

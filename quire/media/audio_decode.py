@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +18,15 @@ from quire.errors import RequestError, Unsupported
 from quire.media.audio_ops import MAX_RATE, MIN_RATE, Audio, Resampler
 from quire.media.processor import DecodedAudio
 
+if TYPE_CHECKING:
+    from av.container import InputContainer
+
 INSTALL = "pip install 'quire-llm[audio]'"
 MAX_CHANNELS = 32
-BLOCK_SECONDS = 5.0
+BLOCK_NUMBERS = 1 << 18
+"""Of all channels, decoded at once: a block takes a megabyte."""
+ESTIMATED = ("aac", "amr")
+"""Formats whose length FFmpeg estimates: their headers have none."""
 UNKNOWN_FRAMES = 1 << 40
 """What a header without a length is read as is more than this."""
 
@@ -32,10 +39,14 @@ def decode_audio(data: bytes, rate: int, max_seconds: float) -> DecodedAudio:
     """Decode a file to mono at `rate` Hz: the mean of its channels.
 
     Raises RequestError for what is no audio file of NAMES, is damaged, empty or longer than
-    max_seconds (before the excess is decoded), and Unsupported if no decoder is installed.
+    max_seconds (by its header, or before the excess is decoded), and Unsupported if no decoder is
+    installed.
     """
     kind = _sniff(data)
-    blocks = _soundfile_blocks(data, max_seconds) if kind is None else _av_blocks(data, kind)
+    if kind is None:
+        blocks = _soundfile_blocks(data, max_seconds)
+    else:
+        blocks = _av_blocks(data, kind, max_seconds)
     found = _join(blocks, rate, max_seconds)
     if found is None:
         raise _invalid("has no samples")
@@ -47,7 +58,7 @@ def decode_sound(data: bytes, kind: str, rate: int, max_seconds: float) -> Decod
 
     kind: FFmpeg's name of the format. Raises RequestError.
     """
-    return _join(_av_blocks(data, kind, True), rate, max_seconds)
+    return _join(_av_blocks(data, kind, max_seconds, silent=True), rate, max_seconds)
 
 
 def _join(
@@ -152,9 +163,9 @@ def _soundfile_blocks(data: bytes, max_seconds: float) -> Iterator[tuple[int, Au
             if max_seconds * rate < file.frames < UNKNOWN_FRAMES:
                 raise _too_long(max_seconds)
             if file.frames >= UNKNOWN_FRAMES and file.format == "FLAC":
-                yield from _av_blocks(data, "flac")  # soundfile cannot seek to its end
+                yield from _av_blocks(data, "flac", max_seconds)  # soundfile cannot seek to its end
                 return
-            size = int(BLOCK_SECONDS * rate)
+            size = BLOCK_NUMBERS // channels
             while len(block := file.read(size, dtype="float32", always_2d=True)):
                 yield rate, _mono(block)
     except soundfile.SoundFileError:
@@ -165,7 +176,9 @@ def _mono(block: NDArray[np.float32]) -> Audio:
     return block[:, 0] if block.shape[1] == 1 else block.mean(axis=1)
 
 
-def _av_blocks(data: bytes, kind: str, silent: bool = False) -> Iterator[tuple[int, Audio]]:
+def _av_blocks(
+    data: bytes, kind: str, max_seconds: float, silent: bool = False
+) -> Iterator[tuple[int, Audio]]:
     """(rate, [n] mono) of each frame of the first audio stream. silent: there may be none."""
     try:
         import av
@@ -177,6 +190,8 @@ def _av_blocks(data: bytes, kind: str, silent: bool = False) -> Iterator[tuple[i
                 if silent:
                     return
                 raise _invalid("file has no audio stream")
+            if kind not in ESTIMATED and _stated_seconds(container) > max_seconds:
+                raise _too_long(max_seconds)
             planar, first = av.AudioResampler(format="fltp"), None
             for frame in container.decode(container.streams.audio[0]):
                 shape = frame.sample_rate, frame.layout.nb_channels
@@ -191,3 +206,12 @@ def _av_blocks(data: bytes, kind: str, silent: bool = False) -> Iterator[tuple[i
         if isinstance(error, RequestError):
             raise
         raise _unreadable() from None
+
+
+def _stated_seconds(container: InputContainer) -> float:
+    """Return what a header tells of the length of the first audio stream; 0: nothing."""
+    stream = container.streams.audio[0]
+    if stream.duration is not None and stream.time_base is not None:
+        return float(stream.duration * stream.time_base)
+    alone = len(container.streams) == 1  # else it may be the length of another one
+    return container.duration / 1e6 if alone and container.duration is not None else 0.0

@@ -6,7 +6,7 @@ Resizing is PIL's, antialiased, on 8-bit channels: what the image processors wit
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -65,10 +65,11 @@ def pad(
 
 
 def to_tensor(name: str, array: npt.NDArray[Any]) -> MediaTensor:
-    """Pack an array for the encoder: C order, little-endian."""
-    array = np.ascontiguousarray(array)
-    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    return MediaTensor(name, array.dtype.name, array.shape, little.tobytes())
+    """Pack an array for the encoder: C order, little-endian. It must not change afterwards."""
+    array = np.asarray(array)
+    little = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<"), copy=False))
+    data = cast(bytes, little.reshape(-1).view(np.uint8).data)
+    return MediaTensor(name, array.dtype.name, array.shape, data)
 
 
 def from_tensor(tensor: MediaTensor) -> npt.NDArray[Any]:

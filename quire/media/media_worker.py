@@ -30,6 +30,7 @@ import msgspec
 import numpy as np
 from PIL import Image
 
+from quire.core.media.item_tensors import attach_data, detach_data
 from quire.core.types import MediaTensor
 from quire.errors import QuireError, RequestError
 from quire.media import decode
@@ -79,7 +80,7 @@ class MediaJob(msgspec.Struct, frozen=True, tag=True):
     where: str
     """Its place in the request, for errors."""
     content: bytes
-    """An encoded file; with `shape` the numbers of an array."""
+    """An encoded file; with `shape` the numbers of an array, or a memoryview of them."""
     shape: tuple[int, ...] | None
     """Of decoded pixels (uint8) or samples (float32)."""
     details: bytes
@@ -95,12 +96,33 @@ class MediaJob(msgspec.Struct, frozen=True, tag=True):
     memory: int
     """Bytes beyond what the worker has."""
 
+    def detached(self) -> tuple[MediaJob, list[bytes]]:
+        """As quire.sandbox.pipe.HasArrays: the numbers of an array travel behind it."""
+        if self.shape is None:
+            return self, []
+        return msgspec.structs.replace(self, content=b""), [self.content]
+
+    def attached(self, arrays: Iterator[Any]) -> MediaJob:
+        """As quire.sandbox.pipe.HasArrays."""
+        if self.shape is None:
+            return self
+        return msgspec.structs.replace(self, content=next(arrays, b""))
+
 
 class MediaResult(msgspec.Struct, frozen=True, tag=True):
     """The tensors of an item. sizes: JSON."""
 
     tensors: tuple[MediaTensor, ...]
     sizes: bytes
+
+    def detached(self) -> tuple[MediaResult, list[bytes]]:
+        """As quire.sandbox.pipe.HasArrays."""
+        arrays: list[bytes] = []
+        return MediaResult(detach_data(self.tensors, arrays), self.sizes), arrays
+
+    def attached(self, arrays: Iterator[Any]) -> MediaResult:
+        """As quire.sandbox.pipe.HasArrays."""
+        return MediaResult(attach_data(self.tensors, arrays), self.sizes)
 
 
 MediaMessage = (
@@ -172,7 +194,7 @@ def _decode(processor: MediaProcessor, job: MediaJob, options: Settings) -> Deco
     if job.modality == "video":
         return _decode_video(processor, job, options)
     with _placed(job.where):
-        return decode_audio(job.content, processor.sampling_rate, job.limits.audio_seconds)
+        return decode_audio(job.content, processor.sampling_rate, _most_seconds(processor, job))
 
 
 def _decode_video(processor: MediaProcessor, job: MediaJob, options: Settings) -> DecodedVideo:
@@ -181,8 +203,15 @@ def _decode_video(processor: MediaProcessor, job: MediaJob, options: Settings) -
         return video
     kind = cast(str, decode.video_format(job.content))
     with _placed(job.where):
-        sound = decode_sound(job.content, kind, processor.sampling_rate, job.limits.audio_seconds)
+        sound = decode_sound(
+            job.content, kind, processor.sampling_rate, _most_seconds(processor, job)
+        )
     return replace(video, sound=sound)
+
+
+def _most_seconds(processor: MediaProcessor, job: MediaJob) -> float:
+    """Of a recording in a file."""
+    return min(job.limits.audio_seconds, processor.readable_seconds(json.loads(job.kwargs)))
 
 
 @contextmanager

@@ -39,9 +39,11 @@ from quire.media.media_worker import (
 )
 from quire.media.processor import (
     DecodedAudio,
+    DecodedImage,
     DecodedVideo,
     KwargRange,
     MediaProcessor,
+    Pixels,
     ProcessedMedia,
     ProcessorFiles,
     Settings,
@@ -303,7 +305,11 @@ class MediaPipeline:
                 MEMORY_LIMIT,
             )
 
+        given = part.decoded
         try:
+            if isinstance(given, DecodedImage) and self.processor.passes_pixels(given, options):
+                pixels = np.frombuffer(content.data, np.uint8).reshape(given.pixels.shape)
+                return self.processor.process(DecodedImage(pixels), options)
             answer = await self._pool.run(make_job, param=part.param)
         except RequestError as error:
             if part.where in str(error):
@@ -415,7 +421,15 @@ def _content_of(part: MediaSource, file: bytes | None) -> _Content | None:
         sound = heard and {"shape": heard.samples.shape, "rate": heard.sampling_rate}
         details = json.dumps({"info": asdict(media.info), "sound": sound}).encode()
         return _Content(media.frames.tobytes() + samples, media.frames.shape, details)
-    return _Content(media.pixels.tobytes(), media.pixels.shape)
+    return _Content(_bytes_of(media.pixels), media.pixels.shape)
+
+
+def _bytes_of(array: Pixels) -> bytes:
+    """Return the bytes of an array; no copy if nothing can change them, as of a PIL image."""
+    base = array.base
+    if isinstance(base, bytes) and len(base) == array.nbytes and array.flags.c_contiguous:
+        return base
+    return array.tobytes()
 
 
 def _as_options(given: object, param: str) -> Mapping[str, Any]:

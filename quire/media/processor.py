@@ -242,6 +242,8 @@ class MediaProcessor:
     """Ids that a prompt of one item may have where the item is the whole prompt."""
     sampling_rate: int = 16000
     """Of the recordings that process() takes, in samples per second."""
+    most_seconds: float = math.inf
+    """Of a recording that the model reads at once."""
 
     def __init__(self, files: ProcessorFiles) -> None:
         self.files = files
@@ -277,6 +279,25 @@ class MediaProcessor:
         Equal items and kwargs must give equal tensors.
         """
         raise NotImplementedError
+
+    def passes_pixels(self, media: DecodedMedia, kwargs: Settings) -> bool:
+        """Whether process() takes the pixels of this item as they are, for an encoder that resizes:
+        it takes no time, and less than sending them to a worker."""
+        return False
+
+    def readable_seconds(self, kwargs: Settings) -> float:
+        """Return how long a recording may be: no more of a file is decoded. kwargs: checked."""
+        return self.most_seconds
+
+    def check_seconds(self, audio: DecodedAudio) -> None:
+        """Raise RequestError for more than the model reads at once."""
+        seconds = len(audio.samples) / self.sampling_rate
+        if seconds > self.most_seconds:
+            raise RequestError(
+                f"the audio has {seconds:.2f} s, and the model reads {self.most_seconds:g} s at "
+                "once: cut it",
+                param="audio",
+            )
 
     def expand(self, media: ProcessedMedia, index: int) -> Expansion:
         """Return the tokens of the index-th item of its modality, from 1. It reads sizes only."""

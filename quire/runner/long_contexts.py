@@ -39,6 +39,7 @@ class LongContextRows(NoOwnGraphs):
     has_prompts = False
     least_rows = 1
     most_rows = MOST_ROWS
+    few_graphs = True
     rotary_axes = 1
 
     def reset(self) -> None:

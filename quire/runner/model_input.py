@@ -7,15 +7,16 @@ may change later, so it serves a worker in this process, in another process or o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
 import msgspec
 
+from quire.core.media.item_tensors import attach_data, detach_data
 from quire.core.types import BlockCopy, DataParallelTokens, StepPlan
 from quire.runner import plain_data
-from quire.runner.parts.base import StepPart, load_part_types
+from quire.runner.parts.base import ChangeTensors, StepPart, load_part_types
 from quire.runner.profiler import span
 from quire.runner.slots import BlockTableUpdate, SlotTables, TableShape
 from quire.runner.step_batch import StepBatch, build_step_batch
@@ -63,7 +64,8 @@ class ModelInputBuilder:
         )
         self._sampled_slots: set[int] = set()  # joined by sequences that generate
         found = load_part_types() if part_types is None else part_types
-        self._part_types = {name: kind for name, kind in found.items() if kind.is_used(shape)}
+        used = [(name, kind) for name, kind in found.items() if kind.is_used(shape)]
+        self._part_types = dict(sorted(used, key=lambda one: one[1].divides_attention))
 
     def build(self, plan: StepPlan) -> ModelInput:
         """Copy what the step needs from the plan's live objects."""
@@ -87,12 +89,32 @@ class ModelInputBuilder:
             )
 
     def _prepare_parts(self, plan: StepPlan, batch: StepBatch) -> dict[str, StepPart]:
-        parts = {}
+        parts: dict[str, StepPart] = {}
+        is_divided = False
         for name, kind in self._part_types.items():
+            if kind.divides_attention and is_divided:
+                continue
             part = kind.prepare(plan, batch)
             if part is not None:
                 parts[name] = part
+                is_divided = kind.divides_attention > 0
         return parts
+
+
+def detach_arrays(value: ModelInput, arrays: list[bytes]) -> ModelInput:
+    """Return a step without the large arrays of its parts, which are added to `arrays`."""
+    return _with_tensors(value, partial(detach_data, buffers=arrays))
+
+
+def attach_arrays(value: ModelInput, arrays: Iterable[Any]) -> ModelInput:
+    """Return a step with the arrays that detach_arrays() took. Raises ValueError if one is
+    missing."""
+    return _with_tensors(value, partial(attach_data, buffers=iter(arrays)))
+
+
+def _with_tensors(value: ModelInput, change: ChangeTensors) -> ModelInput:
+    parts = {name: part.with_tensors(change) for name, part in value.parts.items()}
+    return msgspec.structs.replace(value, parts=parts)
 
 
 def encode(value: ModelInput) -> bytes:

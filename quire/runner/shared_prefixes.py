@@ -118,6 +118,7 @@ class SharedPrefixRows(NoOwnGraphs):
     has_prompts = False
     least_rows = LEAST_ROWS
     most_rows = None
+    few_graphs = True
     rotary_axes = 1
 
     def __init__(

@@ -21,6 +21,16 @@ def to_device(
     return move_tensor(made, device)
 
 
+def bytes_to_device(
+    data: bytes, dtype: torch.dtype, shape: Sequence[int], device: torch.device
+) -> Tensor:
+    """A tensor on the device of bytes in its own memory, which are copied once on the host."""
+    made = torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
+    if made.numel():
+        made.view(-1).view(torch.uint8).numpy()[:] = np.frombuffer(data, np.uint8)
+    return made.to(device, non_blocking=True)
+
+
 def move_tensor(values: Tensor, device: torch.device) -> Tensor:
     """A tensor on the device, wherever it was."""
     if values.device.type == device.type:

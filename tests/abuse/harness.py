@@ -4,7 +4,7 @@
         victim.check(cases)            # sends every case to every route that takes it
 
 A case is data (`Case`). It speaks one dialect's words; `dialects` says them to the others. Each is
-sent streamed and not. What must hold: an answer in time, 4xx in the dialect's shape or the right
+sent streamed and not, every day to some of its routes. What must hold: an answer in time, 4xx in the dialect's shape or the right
 200, no path, address, stack or stranger's text in it, every dialect of one mind; and then the same
 processes, /ready, no block held, and memory, files, threads, sockets, children as they were.
 """
@@ -15,6 +15,7 @@ import os
 import re
 import threading
 import time
+import zlib
 from collections import defaultdict
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -76,6 +77,7 @@ class Case:
     differs: dict[str, str] = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
     streams: bool = True
+    everywhere: bool = False  # every day too
     within_s: float = WITHIN_S
 
 
@@ -412,12 +414,18 @@ class Victim:
 
 
 def _jobs(case: Case):
+    """(case, route, whether streamed). Every day one in three: the routes read a field by the same
+    code. Routes of `differs` are always among them."""
+    every = []
     for route in case.routes:
-        if case.raw is None and not dialects.takes(route, case.fields):
-            continue
-        yield case, route, False
-        if case.streams and case.raw is None and route in dialects.STREAMING:
-            yield case, route, True
+        if case.raw is not None or dialects.takes(route, case.fields):
+            every.append((case, route, False))
+            if case.streams and case.raw is None and route in dialects.STREAMING:
+                every.append((case, route, True))
+    if LONG or case.everywhere or len(every) < 6:
+        return every
+    first = zlib.crc32(case.id.encode()) % 3
+    return [job for i, job in enumerate(every) if i % 3 == first or job[1] in case.differs]
 
 
 def quarrels(answers) -> list[str]:

@@ -217,10 +217,11 @@ def test_words_that_make_no_sense_hurt_nobody(tokenizer, tmp_path):
 @pytest.mark.parametrize(
     "raw",
     [
-        *(b"", b"\0\0", struct.pack("!I", 5) + b"ab", struct.pack("!I", (1 << 30) + 1)),
-        *(struct.pack("!I", 2**32 - 1) + b"a" * 1000, struct.pack("!I", 2) + b"\xc1\xc1"),
-        *(struct.pack("!I", 3) + pack([1, 2]), struct.pack("!I", 5) + b"\xa4\xff\xfe\xfd\xfc"),
-        struct.pack("!I", len(pack({"type": "Evil"}))) + pack({"type": "Evil"}),
+        *(b"", b"\0\0", struct.pack("!II", 5, 0) + b"ab", struct.pack("!II", (1 << 30) + 1, 0)),
+        *(struct.pack("!II", 2**32 - 1, 0) + b"a" * 1000, struct.pack("!II", 2, 0) + b"\xc1\xc1"),
+        struct.pack("!II", 3, 0) + pack([1, 2]),
+        struct.pack("!II", 5, 0) + b"\xa4\xff\xfe\xfd\xfc",
+        struct.pack("!II", len(pack({"type": "Evil"})), 0) + pack({"type": "Evil"}),
     ],
     ids=lambda raw: repr(raw[:12]),
 )
@@ -240,7 +241,7 @@ def test_words_of_a_pipe_arrive_in_whatever_pieces():
     other.send(word)
     assert pipe.receive(5) == word
     data = msgspec.msgpack.encode(RenderResult(b'"a"'))
-    theirs.sendall(struct.pack("!I", len(data)) + data[:3])
+    theirs.sendall(struct.pack("!II", len(data), 0) + data[:3])
     with pytest.raises(TimeoutError):
         pipe.receive(0.01)
     theirs.sendall(data[3:])

@@ -15,9 +15,9 @@ def number(page, selector):
     return int(page.inner_text(selector).replace(",", ""))
 
 
-def live(page, frame):
-    """Let the page see this frame and no other."""
-    body = f"data: {json.dumps(frame)}\n\n"
+def live(page, *frames):
+    """Let the page see these frames and no other."""
+    body = "".join([f"data: {json.dumps(frame)}\n\n" for frame in frames])
     page.route(
         "**/quire/live?engine=0",
         lambda route: route.fulfill(body=body, content_type="text/event-stream"),
@@ -149,6 +149,24 @@ def test_maps_of_all_sizes_can_be_read(opened):
         assert page.locator("#rows tr").count() == 40
         assert page.inner_text("#requests-more") == "and 13 more sequences"
         page.context.close()
+
+
+def test_drafts_have_a_tile_and_a_chart_once_there_are_some(opened):
+    page, frame = opened(viewport={"width": 1280, "height": 800}), frame_of(60)
+    live(page, frame)
+    page.reload()
+    wait_until(page, "document.getElementById('map-sum').textContent.startsWith('60')")
+    assert page.is_hidden("#drafts")
+    assert page.locator(".plot:visible").count() == 3
+    page.unroute("**/quire/live")
+    totals = frame["totals"] | {"draft_rows": 4, "drafted": 10, "accepted": 6}
+    live(page, frame, frame | {"at": 7.0, "totals": totals})
+    page.reload()
+    wait_until(page, "document.getElementById('n-drafts').textContent === '60.0 %'")
+    assert page.is_visible("#drafts")
+    label = page.locator(".plot:visible").last.get_attribute("aria-label")
+    assert label.startswith("Tokens per step with drafts")
+    page.context.close()
 
 
 def test_it_fits_a_phone(opened, site):

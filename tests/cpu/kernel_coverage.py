@@ -140,7 +140,8 @@ def run_some(runner, config, rounds, every):
                         runner.worker.compute(plain, [some, part])
         for part in every_source(config, every) if config.encoder else ():
             runner.worker.compute(enumeration.prompt_batch(0, [2], 0), [part])
-        for params in enumeration.SAMPLING_KINDS if config.generates else ():
+        kinds = enumeration.SAMPLING_KINDS + enumeration.OTHER_SAMPLING_KINDS
+        for params in kinds if config.generates else ():
             enumeration._join(runner.sampler, params)
             if params is enumeration.GREEDY:
                 for batch in every_step(config.scheduler, every):

@@ -42,6 +42,7 @@ def test_processes_that_started_for_a_standby_engine_are_its_ranks():
     early_ranks.stop_early_ranks()
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_process_that_gets_no_orders_ends_with_its_socket():
     one = early_ranks.EarlyRank()
     one._end.close()

@@ -53,7 +53,7 @@ def prompts():
 
 def answers(llm, predictions=None, **params):
     params = [
-        SamplingParams(max_tokens=70, ignore_eos=True, prediction=one, **params)
+        SamplingParams(max_tokens=30, ignore_eos=True, prediction=one, **params)
         for one in predictions or [None] * len(prompts())
     ]
     outputs = llm.generate(prompts(), params, use_tqdm=False)
@@ -68,7 +68,7 @@ def test_two_ranks_give_the_tokens_of_one(engines):
     got, outputs = answers(engines[1], predicted, temperature=0)
     assert got == want
     assert sum(one.num_cached_tokens or 0 for one in outputs) > 200, "checkpoints were found"
-    sampled = {"temperature": 0.9, "seed": 4, "n": 3}
+    sampled = {"temperature": 0.9, "seed": 4, "n": 2}
     want, got = (answers(llm, **sampled)[0] for llm in engines)
     assert got == want
     engine = engines[1].llm_engine.engine

@@ -10,7 +10,10 @@ from quire.errors import RequestError, Unsupported
 from quire.media import audio_decode
 from quire.media.audio_decode import decode_audio, decode_sound, mix_down
 from quire.media.items import MediaSource, with_sounds
+from quire.media.limits import MediaLimits
+from quire.media.media_worker import MediaJob, carry_out
 from quire.media.objects import read_media_data
+from quire.media.processor import MediaProcessor, ProcessorFiles
 from tests.media.files import numbered_frames, video
 
 soundfile = pytest.importorskip("soundfile")
@@ -32,9 +35,9 @@ def written(kind, subtype, audio, rate):
     return file.getvalue()
 
 
-def muxed(container, codec, audio, rate):
+def muxed(container, codec, audio, rate, options=None):
     file = io.BytesIO()
-    with av.open(file, "w", format=container) as out:
+    with av.open(file, "w", format=container, options=options or {}) as out:
         stream = out.add_stream(codec, rate=rate, layout="stereo")
         frame = av.AudioFrame.from_ndarray(
             np.ascontiguousarray(audio.T), format="fltp", layout="stereo"
@@ -100,11 +103,64 @@ def test_a_small_file_of_a_long_recording_is_refused_early(kind):
         decode_audio(data, RATE, 3)
 
 
-def test_a_header_of_a_long_recording_is_refused_before_it_is_decoded(monkeypatch):
-    data = written("FLAC", "PCM_16", np.zeros(48_000 * 20, np.float32), 48_000)
+@pytest.mark.parametrize("kind", ["FLAC", "Opus", "mp4", "webm"])
+def test_a_header_of_a_long_recording_is_refused_before_it_is_decoded(kind, monkeypatch):
+    silence = np.zeros((48_000 * 8, 2), np.float32)
+    codecs = {"mp4": "aac", "webm": "libopus"}
+    if kind in codecs:
+        data = muxed(kind, codecs[kind], silence, 48_000)
+    else:
+        data = written(
+            *{"FLAC": ("FLAC", "PCM_16"), "Opus": ("OGG", "OPUS")}[kind], silence, 48_000
+        )
+    assert len(decode_audio(data, RATE, 9).samples) == pytest.approx(8 * RATE, rel=0.01)
     monkeypatch.setattr(audio_decode, "Resampler", None)
     with pytest.raises(RequestError, match="longer than 3 seconds"):
         decode_audio(data, RATE, 3)
+
+
+class Heard(MediaProcessor):
+    most_seconds = 3
+
+
+@pytest.mark.parametrize("named", ["model", "server"])
+@pytest.mark.parametrize("kind", ["adts", "live webm", "MP3"])
+def test_no_more_is_decoded_than_the_model_and_the_server_allow(kind, named, monkeypatch):
+    """kind: of a file whose header has no length."""
+    noise = np.random.default_rng(0).uniform(-0.1, 0.1, (48_000 * 5, 2)).astype(np.float32)
+    if kind == "adts":
+        data = muxed("adts", "aac", noise, 48_000)
+    elif kind == "live webm":
+        data = muxed("webm", "libopus", noise, 48_000, {"live": "1"})
+    else:
+        data = written("MP3", "MPEG_LAYER_III", noise, 48_000)
+        monkeypatch.setattr(audio_decode, "UNKNOWN_FRAMES", 0)  # its header has a length
+    read, push = [0], audio_decode.Resampler.push
+
+    def counted(self, block):
+        read[0] += len(block)
+        return push(self, block)
+
+    monkeypatch.setattr(audio_decode.Resampler, "push", counted)
+    processor = (
+        Heard(ProcessorFiles({})) if named == "model" else MediaProcessor(ProcessorFiles({}))
+    )
+    limits = MediaLimits() if named == "model" else MediaLimits(audio_seconds=3)
+    job = MediaJob("audio", "a[0]", data, None, b"null", b"{}", b"{}", limits, 60.0, 1 << 30)
+    with pytest.raises(RequestError, match=r"a\[0\]: the audio is longer than 3 seconds"):
+        carry_out(processor, job)
+    assert read[0] <= 3 * 48_000
+
+
+def test_many_channels_take_small_blocks(monkeypatch):
+    data = written("WAV", "PCM_16", np.zeros((48_000 * 3, 32), np.float32), 48_000)
+    read, sizes = audio_decode._mono, []
+    monkeypatch.setattr(
+        audio_decode, "_mono", lambda block: sizes.append(block.size) or read(block)
+    )
+    assert len(decode_audio(data, RATE, 3).samples) == 3 * RATE
+    assert len(sizes) > 1
+    assert max(sizes) <= audio_decode.BLOCK_NUMBERS
 
 
 def test_a_header_that_is_silent_about_the_length_is_no_reason_to_refuse():

@@ -16,7 +16,8 @@ from quire.errors import EngineError, Overloaded, RequestError, Unsupported
 from quire.media.items import MediaSource
 from quire.media.limits import MediaLimits
 from quire.media.objects import read_media_data
-from quire.media.processor import DecodedImage, ProcessedMedia
+from quire.media.pipeline import MediaPipeline, PipelineSettings
+from quire.media.processor import DecodedImage, ProcessedMedia, ProcessorFiles
 from quire.media.processor_cache import ProcessorCache, framed_digest
 from tests.media.conftest import ROWS
 from tests.media.files import data_url, encode, png, png_with_size
@@ -238,6 +239,41 @@ def test_workers_that_do_not_start_are_errors_of_the_server(make_pipeline):
 
     with pytest.raises(EngineError, match="no process can be had"):
         prepare(make_pipeline(fails), part(png()))
+
+
+def test_pixels_that_an_encoder_resizes_need_no_worker():
+    """A file does, and so does an image that is made smaller here."""
+    vision = {"depth": 1, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
+    config = {"model_type": "qwen2_5_vl", "vision_config": vision, "image_token_id": 5}
+    asked = []
+
+    def launch():
+        asked.append(1)
+        raise OSError("no process")
+
+    settings = PipelineSettings(cache_bytes=1 << 24)
+    pipeline = MediaPipeline("qwen2_5_vl", ProcessorFiles(config), settings, launch)
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8)
+    source = MediaSource("image", WHERE, decoded=DecodedImage(pixels))
+    want = pipeline.processor.process(DecodedImage(pixels.copy()), {})
+    (item,) = prepare(pipeline, source)
+    assert item.media == want
+    pixels[:] = 0
+    assert item.media == want, "it is the caller's memory"
+    fixed = np.asarray(Image.linear_gradient("L").convert("RGB"))  # memory that nothing can change
+    (item,) = prepare(pipeline, MediaSource("image", WHERE, decoded=DecodedImage(fixed)))
+    assert np.shares_memory(np.frombuffer(item.media.tensors[0].data, np.uint8), fixed)
+    turned = DecodedImage(fixed[::-1])
+    (item,) = prepare(pipeline, MediaSource("image", WHERE, decoded=turned))
+    assert item.media == pipeline.processor.process(turned, {})
+    assert not asked
+    for other, kwargs in ((part(png()), {}), (source, {"max_pixels": 3136})):
+        with pytest.raises(EngineError, match="no process"):
+            prepare(pipeline, other, kwargs=kwargs)
+    narrow = DecodedImage(np.zeros((8000, 28, 3), np.uint8))
+    with pytest.raises(RequestError, match=r"200 times"):
+        prepare(pipeline, MediaSource("image", WHERE, decoded=narrow))
+    pipeline.close()
 
 
 def test_too_many_items_that_wait_are_refused(make_pipeline, monkeypatch):

@@ -182,7 +182,8 @@ def snapshot(at=1.0, states=b"\x02\x02\x03\x00", owners=(1, 1, 1, 0), first=0, s
         "first_token_times": times,
         "inter_token_times": [0] * TIME_BUCKETS,
     }
-    counted = {**dict.fromkeys(EngineCounters._fields, 0), "draft_counts": DraftCounts()}
+    counts = DraftCounts(rows=4, tokens=10, accepted=(3, 2))
+    counted = {**dict.fromkeys(EngineCounters._fields, 0), "draft_counts": counts}
     counters = EngineCounters(**{**counted, **told})
     row = RequestRow("chatcmpl-mine-17", 0, "running", 6, 2, 6, 3, 2, 0, 0.25)
     packed = b"".join(one.to_bytes(2, "little") for one in owners)
@@ -219,6 +220,8 @@ def test_a_frame_tells_of_requests_by_the_ids_their_clients_know():
         assert told["rows"][0]["generated"] == 3
         assert told["totals"]["cuts"]["queue"] == 0.5
         assert told["totals"]["cuts"]["engine_other"] == 0.25
+        drafts = {"draft_rows": 4, "drafted": 10, "accepted": 5}
+        assert {name: told["totals"][name] for name in drafts} == drafts
         assert told["blocks"] == {"size": 16, "total": 4, "held": 2, "shared": 1} | {
             "cached": 1,
             "free": 1,

@@ -14,11 +14,18 @@ from typing import NamedTuple
 from quire.core.media.encoder_cache import EncoderCache, pages_for
 from quire.core.types import MediaItem, MediaTensor
 
-SLICE_ROWS = 64
-"""Rows whose whole encoding takes about as long as a slice: for one of 256 rows a step runs a
-quarter of the blocks."""
 GIVEN_ROWS = "embeds"
 """Name of the only tensor of an item that brings its rows itself."""
+
+
+class SliceSizes(NamedTuple):
+    """How the encoder's work beside decoding rows is divided."""
+
+    blocks: int  # that the encoder can be divided into, at most
+    rows: int
+    """Rows whose whole encoding takes about as long as a slice: if it is 64, a step runs a quarter
+    of the blocks for an item of 256."""
+    whole_rows: int = 0  # an item that has no more is not divided
 
 
 class EncodedItem(NamedTuple):
@@ -39,11 +46,10 @@ class EncoderSlice(NamedTuple):
 class EncoderSlices:
     """Of one rank, whose cache gets the rows."""
 
-    def __init__(self, blocks: int, cache: EncoderCache) -> None:
-        """blocks: slices that the encoder can be divided into, at most."""
-        assert blocks > 0, blocks
+    def __init__(self, sizes: SliceSizes, cache: EncoderCache) -> None:
+        assert sizes.blocks > 0, sizes
         self.wanted: dict[bytes, MediaItem] = {}  # by rows that this step refuses
-        self._blocks, self._cache = blocks, cache
+        self._sizes, self._cache = sizes, cache
         self._items: tuple[MediaItem, ...] = ()  # that are being encoded
         self._done = 0  # blocks of them
         self._unused: set[bytes] = set()  # that were encoded so, and have had no use
@@ -51,11 +57,12 @@ class EncoderSlices:
     def want(self, item: MediaItem) -> bool:
         """Whether a row has to wait for an item; it will be encoded then.
 
-        One that is cached is not waited for, and neither is one without space beside those that
-        requests refer to: a step that needs it makes space.
+        One that is cached or is not divided is not waited for, and neither is one without space
+        beside those that requests refer to: a step that needs it makes space.
         """
         is_made = item.digest in self._cache or brings_rows(item.tensors)
-        if is_made or not self._has_space((item,)):
+        is_whole = item.num_rows <= self._sizes.whole_rows
+        if is_made or is_whole or not self._has_space((item,)):
             return False
         self.wanted[item.digest] = item
         return True
@@ -67,7 +74,7 @@ class EncoderSlices:
         """
         if not decoding:
             return None
-        rows = SLICE_ROWS * max(1, len(self.wanted) // decoding)
+        rows = self._sizes.rows * max(1, len(self.wanted) // decoding)
         if any(item.digest in self._cache for item in self._items):
             self._items = ()  # a step without decoding rows was quicker
         if not self._items:
@@ -76,8 +83,9 @@ class EncoderSlices:
             return None
         total = sum([item.num_rows for item in self._items])
         first = self._done
-        last = self._done = min(first + max(1, self._blocks * rows // total), self._blocks)
-        if last < self._blocks:
+        blocks = self._sizes.blocks
+        last = self._done = min(first + max(1, blocks * rows // total), blocks)
+        if last < blocks:
             encodes = [EncodedItem(item, ()) for item in self._items]
             return EncoderSlice(tuple(encodes), (first, last), False)
         items, self._items = self._items, ()

@@ -1,16 +1,47 @@
 """Tensors of media items: checked where requests arrive, and not sent again by requests that share
-the KV of another one, as the beams of each round of a beam search do."""
+the KV of another one, as the beams of each round of a beam search do. Their bytes travel between
+processes behind the message that has the rest: no codec copies them.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from quire.core.types import MediaItem, MediaTensor, Request
 from quire.errors import RequestError
 
 ITEM_SIZES = {"uint8": 1, "float16": 2, "bfloat16": 2, "float32": 4, "int32": 4, "int64": 8}
+
+BEHIND_BYTES = 1 << 16
+"""Bytes of a tensor from which on they travel behind the message."""
+
+
+def detach_data(tensors: Sequence[MediaTensor], buffers: list[bytes]) -> tuple[MediaTensor, ...]:
+    """Return tensors of which the large ones have no bytes; these are added to `buffers`."""
+    found = []
+    for one in tensors:
+        if len(one.data) >= BEHIND_BYTES:
+            buffers.append(one.data)
+            one = replace(one, data=b"")
+        found.append(one)
+    return tuple(found)
+
+
+def attach_data(
+    tensors: Sequence[MediaTensor], buffers: Iterator[bytes]
+) -> tuple[MediaTensor, ...]:
+    """Return tensors with the bytes that detach_data() took. Raises ValueError for missing ones."""
+    found = []
+    for one in tensors:
+        if not one.data and 0 not in one.shape:
+            data = next(buffers, None)
+            if data is None:
+                raise ValueError(f"the bytes of {one.name!r:.40} are missing")
+            one = replace(one, data=data)
+        found.append(one)
+    return tuple(found)
 
 
 def without_tensors(request: Request) -> Request:

@@ -31,6 +31,8 @@ PLAIN_EVERY = 128
 """Steps of a size with drafts after which one without is due, to measure that."""
 STALE = 256
 """Measured steps of a size after which the time of other steps of that size is not known."""
+LEAST_SPREAD = 1.4
+"""Numbers of drafts, one so many times the other, whose times show what one draft more costs."""
 OUTDATED = 0.8
 """A step with drafts that took less than this share of one without was measured in other times."""
 
@@ -91,7 +93,7 @@ class _Size:
 
     def curve(self, slope: float) -> list[Point]:
         """Return t(n) at measured n and at one beyond. It never falls. slope: seconds of a draft,
-        where none was measured."""
+        where steps with fewer than two numbers of them were measured."""
         plain = self.plain.value
         known = [
             (one.drafts, one.seconds.value)
@@ -107,10 +109,10 @@ class _Size:
             points.append((drafts, max(least, plain)))
         points.append((0.0, plain))
         points.reverse()
-        if len(points) > 1:
-            (n0, t0), (n1, t1) = points[-2:]
-            slope = min((t1 - t0) / (n1 - n0), (t1 - plain) / n1)
         last, seconds = points[-1]
+        if last:
+            measured = _slope(points)
+            slope = min(slope if measured is None else measured, (seconds - plain) / last)
         return [*points, (last + 1e6, seconds + 1e6 * slope)]
 
 
@@ -124,9 +126,10 @@ class DraftCosts:
         self._tried = 0  # most drafts of a measured step
         self._draft = _Seconds()  # time of a draft, in steps of any size
 
-    def set_chances(self, rows: int, chances: Iterable[float]) -> None:
-        """Set the probabilities of all drafts that were proposed for a step."""
-        self._chances, self._chance_rows = sorted(chances, reverse=True), rows
+    def set_chances(self, rows: int, chances: Iterable[float], most: int | None = None) -> None:
+        """Set the probabilities of all drafts that were proposed for a step. most: that it could
+        have; None: any number."""
+        self._chances, self._chance_rows = sorted(chances, reverse=True)[:most], rows
 
     def price(self, rows: int) -> float:
         """Return the least probability of acceptance at which a draft pays."""
@@ -149,6 +152,10 @@ class DraftCosts:
         if best < len(chances):
             price = max(price, chances[best] * 1.001)
         return min(max(price, LEAST_PRICE), HIGHEST_PRICE)
+
+    def plain(self, rows: int) -> float:
+        """Return the seconds of a step without drafts; 0: none was measured."""
+        return self._size(rows).plain.value
 
     def is_known(self, rows: int) -> bool:
         """Whether any step with drafts was measured: until then few drafts should be made."""
@@ -186,8 +193,9 @@ class DraftCosts:
         else:
             measured.add(drafts, seconds, size.steps)
             self._tried = max(self._tried, drafts)
-            if size.plain.value:
-                self._draft.add(max(seconds - size.plain.value, 0.0) / drafts)
+            slope = _slope(size.curve(0.0)[:-1])
+            if slope is not None:
+                self._draft.add(slope)
 
     def _size(self, rows: int) -> _Size:
         key = _bucket(rows)
@@ -201,6 +209,13 @@ def _bucket(count: int) -> int:
     """Return the same for numbers that differ by less than a quarter."""
     bits = count.bit_length()
     return 8 * bits + (count >> max(bits - 3, 0))
+
+
+def _slope(points: list[Point]) -> float | None:
+    """Return the seconds of one draft more, of steps that have some: what a step with drafts costs
+    at all is no part of it. None: their numbers of drafts are too close to tell."""
+    (n0, t0), (n1, t1) = points[min(1, len(points) - 1)], points[-1]
+    return (t1 - t0) / (n1 - n0) if n1 >= LEAST_SPREAD * n0 > 0 else None
 
 
 def _counts(most: int) -> list[int]:

@@ -5,8 +5,9 @@
 
 A sequence without drafts is not looked at again for some tokens, more each time, so its rows take
 the scheduler's fast path: Sequence.plain_len is the length from which it is looked at. Sequences
-are looked at in the same steps, so the others are steps of single tokens. A sequence whose drafts
-do not pay has some again after LAST_WAIT tokens, as a probe.
+are looked at in the same steps, so the others are steps of single tokens; at none of them if there
+is no room for drafts, and at those without accepted drafts if DraftTrials allows it. A sequence
+whose drafts do not pay has some again after LAST_WAIT tokens, as a probe.
 
 A row with drafts must be applied before its sequence has another one. If drafts bring enough, the
 next step is planned after that (`awaited`), and has all rows; if not, only rows that expect much
@@ -21,6 +22,7 @@ from collections.abc import Sequence as Seq
 from quire.core.drafters.base import HostDrafter
 from quire.core.drafters.prediction import PredictionDrafter
 from quire.core.scheduling.draft_costs import LEAST_PRICE, DraftCosts
+from quire.core.scheduling.draft_trials import DraftTrials
 from quire.core.scheduling.limits.base import NO_BOUND
 from quire.core.types import UNKNOWN, DraftCounts, Request, Sequence, StepPlan
 
@@ -34,6 +36,11 @@ PROBE_DRAFTS = 2
 """Drafts of a row that are verified although they do not pay."""
 PROBE_SHARE = 8
 """Of so many rows one is a probe, at most, in a step that has any."""
+MOST_STARTS = 16
+"""Rows that drafts leave to waiting sequences, at most, where steps have prompts."""
+NO_LOOKS, ACCEPTED, ALL = -1, 0, NO_BOUND
+"""Which sequences are looked at, by the greatest plain_len of them: those whose last drafts were
+accepted, and new ones, have 0."""
 ROW_RATE = 1 / 4
 """Weight of the last row in the acceptance of a sequence."""
 FIRST_MEAN = 0.4
@@ -93,10 +100,10 @@ class _DraftState:
 class Drafting:
     """Helper of the scheduler. It writes `drafts` and `plain_len` of sequences.
 
-    step, rows: of the step that is planned; the scheduler sets them. begun: the last step in which
-    a sequence was looked at. awaited: the last step whose result the next plan should wait for.
-    plain_step: the last step that has no drafts, and follows such a step, to be measured. recorded:
-    in a replay, the numbers of drafts by request and index.
+    step, rows: of the step that is planned. begun: the last step in which a sequence was looked at.
+    awaited: the last step whose result the next plan should wait for. plain_step: the last step
+    that has no drafts, and follows such a step, to be measured. recorded: in a replay, the numbers
+    of drafts by request and index.
     """
 
     def __init__(
@@ -126,8 +133,10 @@ class Drafting:
         self._means = [FIRST_MEAN] * max_drafts  # acceptance by position, of all sequences
         self._tenant_means: dict[bytes, list[float]] = {}
         """The same by tenant: where a sequence begins does not depend on the texts of others."""
-        self._costs = DraftCosts()
+        self._costs, self._trials = DraftCosts(), DraftTrials()
         self.step = self.rows = self.awaited = 0
+        self._max_plain_len = ALL  # sequences are looked at if their plain_len is no larger
+        self._room = NO_BOUND  # drafts that the step may have
         self.recorded: Mapping[tuple[str, int], int] | None = None
         self.prompts_wait = False  # the last step had prompt tokens
         self.begun = self.plain_step = -1
@@ -151,7 +160,8 @@ class Drafting:
         for seq in sequences:
             self._states[seq] = _DraftState(sources)
             if sources or self.recorded is not None:
-                seq.plain_len = 0
+                fails = not request.prediction and self._means_of(seq)[0] < FIRST_MEAN / 2
+                seq.plain_len = 1 if fails else 0
 
     def remove(self, seq: Sequence) -> None:
         """A sequence has ended."""
@@ -171,6 +181,30 @@ class Drafting:
 
     # -- plans --------------------------------------------------------------------------------
 
+    def begin_plan(self, step: int, rows: int, waiting: int) -> None:
+        """A step is planned. rows: sequences that run. waiting: others, that may start in it."""
+        self.step, self.rows = step, rows
+        starts = min(waiting, MOST_STARTS) if self.prompts_wait else 0
+        self._room = max(min(rows * self._max_drafts, self._step_rows - rows - starts), 0)
+        self._trials.begin_step(rows)
+        if self.has_model or self.recorded is not None:
+            self._max_plain_len = ALL  # also to drop what the model has proposed
+        elif not self._room:
+            self._max_plain_len = NO_LOOKS
+        elif not self._adaptive:
+            self._max_plain_len = ALL
+        elif step <= self.plain_step:
+            self._max_plain_len = NO_LOOKS
+        else:
+            self._max_plain_len = ALL if self._trials.may_look else ACCEPTED
+
+    def skips(self, seq: Sequence) -> bool:
+        """Whether the next row of a sequence has no drafts, without a call of choose()."""
+        length = len(seq.tokens)
+        if length < seq.plain_len:
+            return True
+        return seq.plain_len > self._max_plain_len and length < seq.max_len and not seq.row_drafts
+
     def choose(self, seq: Sequence) -> int:
         """Return the number of drafts for the next row of a sequence with one pending token.
 
@@ -188,8 +222,15 @@ class Drafting:
             self._begin_step()
         length, known = len(seq.tokens), _known(seq)
         if not self._left:
-            seq.drafts, seq.plain_len = (), min(length + 1, seq.max_len)
+            seq.drafts = ()
+            if self.has_model:
+                seq.plain_len = min(length + LAST_WAIT, seq.max_len)
+            else:
+                self._max_plain_len = NO_LOOKS
             return 0
+        limited = seq.plain_len and self._adaptive and not self.has_model
+        if limited and not self._trials.take_look():
+            self._max_plain_len = ACCEPTED
         proposed = self._propose(state, seq, known)
         count = self._affordable(state, seq, len(proposed)) if proposed else 0
         seq.drafts = proposed[:count]
@@ -207,14 +248,15 @@ class Drafting:
             self._put_off(state, seq)
         return count
 
-    def end_plan(self, drafts: int) -> int:
-        """Sequences were looked at, or a model proposes. drafts: in all rows.
+    def end_plan(self, rows: int, drafts: int) -> int:
+        """A step of so many rows was planned. drafts: in all rows.
 
         Returns the number of drafts that the model should propose behind the step's tokens.
         """
-        proposals = self._next_proposals() if self.has_model and self._states else 0
+        proposes = self.has_model and self._states and rows < self._step_rows
+        proposals = self._next_proposals() if proposes else 0
         if self._chances is not None:
-            self._costs.set_chances(self.rows, self._chances)
+            self._costs.set_chances(self.rows, self._chances, self._room)
             self._chances = None
         if self._overlaps and self.begun == self.step and self._expected:
             self._awaits = self._expected >= WAIT_SHARE * self.rows
@@ -235,14 +277,15 @@ class Drafting:
             count += 1
         _drift(self._means, max(count, 1))
         if not self._costs.is_known(self.rows):
-            return min(self._max_drafts, PROBE_DRAFTS)
-        self._probes_model = not count and self.step % LAST_WAIT == 0
+            return min(self._max_drafts, PROBE_DRAFTS) if self._trials.allowed else 0
+        due = not count and self.step % LAST_WAIT == 0
+        self._probes_model = due and self._trials.allowed
         return min(self._max_drafts, PROBE_DRAFTS) if self._probes_model else count
 
     def _begin_step(self) -> None:
         self.begun, self._expected = self.step, 0.0
         self._probes = max(self.rows // PROBE_SHARE, 1)
-        self._left = max(min(self.rows * self._max_drafts, self._step_rows - self.rows), 0)
+        self._left = self._room
         if self._adaptive:
             share = BUSY_SHARE if self.prompts_wait else FREE_SHARE
             self._left = min(self._left, self._step_tokens // share)
@@ -317,7 +360,9 @@ class Drafting:
             seq.plain_len = 0
 
     def record(self, seq: Sequence, drafts: int, accepted: int) -> None:
-        """Count a row that had drafts."""
+        """Count a row, if it had drafts."""
+        if not drafts:
+            return
         self._total.add(drafts, accepted)
         seq.verified_drafts += drafts
         seq.accepted_drafts += accepted
@@ -325,6 +370,7 @@ class Drafting:
         if state is None or self.recorded is not None:
             return
         state.tally.add(drafts, accepted)
+        self._trials.count_row(accepted, left_out=self._overlaps and not self._awaits)
         if not accepted and state.guessed:
             return  # the token that was assumed was wrong, which shows nothing about the drafts
         _update(state.rates, drafts, accepted, ROW_RATE)
@@ -355,6 +401,10 @@ class Drafting:
         self.prompts_wait = prompt_tokens > 0
         rows, drafts = self._applied
         self._applied = (0, 0)
+        if drafts:
+            plain = 0.0 if prompt_tokens else self._costs.plain(rows)
+            awaited = self._overlaps and self._awaits
+            self._trials.count_step(seconds, plain, awaited=awaited)
         if not rows or prompt_tokens:
             return
         if drafts:

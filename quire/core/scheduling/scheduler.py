@@ -244,13 +244,13 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """Plan one step. Every plan must go to apply() or fail_step(), in order."""
         step, drafting = self._inflight.next_step, self._drafting
-        drafting.step, drafting.rows = step, len(self._running)
-        sequences = drafting.rows + len(self._waiting_queue)
-        draft = PlanBuilder(self._budgets, sequences, ranks=len(self._kvs))
+        rows, waiting = len(self._running), len(self._waiting_queue)
+        drafting.begin_plan(step, rows, waiting)
+        draft = PlanBuilder(self._budgets, rows + waiting, ranks=len(self._kvs))
         self._schedule_running(draft)
         if len(draft.short_ranks) < len(self._kvs):
             self._schedule_waiting(draft)
-        proposals = drafting.end_plan(draft.num_drafts)
+        proposals = drafting.end_plan(len(draft.rows), draft.num_drafts)
         allocate_for_proposals(self._kvs, draft.rows, proposals)
         leaves = self._registry.take_leaves()
         moves = [RankMoves(one, kv.take_copies(step)) for one, kv in zip(leaves, self._kvs)]
@@ -266,14 +266,14 @@ class Scheduler:
         """
         running, size, token = SequenceState.RUNNING, self._block_size, Wants.TOKEN
         new_tuple = tuple.__new__  # makes a Row without the call of its constructor
-        rows, slack, ones = draft.rows, draft.free_decode_rows(), 0
+        rows, slack, ones, drafting = draft.rows, draft.free_decode_rows(), 0, self._drafting
         for seq in draft.candidates(self._running):
             tokens, start = seq.tokens, seq.planned
             length = start + 1
             if (
                 len(tokens) == length
                 and start % size
-                and length < seq.plain_len
+                and (length < seq.plain_len or drafting.skips(seq))
                 and ones < slack
                 and seq.state is running
             ):
@@ -293,7 +293,7 @@ class Scheduler:
             return  # its last token, or its pooled result, is in flight
         if seq.row_drafts:
             return  # only the step in flight can determine how many tokens it yields
-        decodes = seq.pending == 1 and len(seq.tokens) >= seq.plain_len
+        decodes = seq.pending == 1 and not self._drafting.skips(seq)
         n = draft.allowed_tokens(seq, self._drafting.choose(seq) if decodes else 0)
         if not n:
             return
@@ -492,8 +492,8 @@ class Scheduler:
             return 0, None
         kept, done = append_tokens(seq, known, ids)
         seq.computed = known + min(kept - 1, row.drafts)
-        if row.drafts:
-            seq.drafts, seq.row_drafts = (), 0
+        if row.drafts or not kept:
+            seq.drafts, seq.row_drafts = (), 0  # without a token also those of a row in flight
             self._drafting.record(seq, row.drafts, max(kept - 1, 0))
         if kept != 1:
             seq.planned = seq.computed

@@ -191,7 +191,8 @@ class ZmqTransport:
         """Send a message, if there is an engine. Raises RequestError if it cannot be encoded."""
         if self._socket is None:
             return
-        self._socket.send(message_codec.encode(message), zmq.NOBLOCK)
+        frames = message_codec.encode_to_engine(message)
+        self._socket.send_multipart(frames, zmq.NOBLOCK, copy=len(frames) == 1)
         # Sending has reset the file descriptor, also where a message has arrived.
         if int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
             self._loop.call_soon(self._read)

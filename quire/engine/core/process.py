@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -328,14 +328,14 @@ class EngineCoreProcess:
                 sender, *data = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            self._handle_message(sender.bytes, data[-1].buffer if data else b"")
+            self._handle_message(sender.bytes, [one.buffer for one in data])
 
-    def _handle_message(self, sender: bytes, data: bytes | memoryview) -> None:
+    def _handle_message(self, sender: bytes, frames: Sequence[bytes | memoryview]) -> None:
         try:
-            message = message_codec.decode_to_engine(data)
+            message = message_codec.decode_to_engine(frames)
         except (msgspec.DecodeError, RecursionError) as error:
             log.warning("cannot decode a message of client %.60r: %s", sender, error)
-            number = message_codec.call_id_of(data)
+            number = message_codec.call_id_of(frames[0]) if frames else None
             if number is not None:
                 fault = error_to_wire(
                     RequestError(f"the engine cannot decode the request: {error}")

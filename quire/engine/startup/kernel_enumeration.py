@@ -78,11 +78,14 @@ SAMPLING_KINDS = (
     SamplingParams(temperature=0.7, logprobs=1),
     SamplingParams(temperature=0.0, repetition_penalty=1.1, logprobs=1),
     SamplingParams(temperature=0.7, repetition_penalty=1.1, logprobs=1),
+)
+"""Sampling parameters whose rows take different ways through the sampler's kernels."""
+OTHER_SAMPLING_KINDS = (
     SamplingParams(temperature=0.0, logit_bias={0: 1.0}),
     SamplingParams(temperature=0.7, logit_bias={0: 1.0}, logprobs=1),
     SamplingParams(temperature=0.0, logprob_token_ids=[0, 1]),
 )
-"""Sampling parameters whose rows take different ways through the sampler."""
+"""Those with functions of torch too."""
 MIXED_PROMPTS = (64, 512)
 """Tokens of a prompt beside rows that decode."""
 
@@ -178,10 +181,13 @@ def run_steps(runner: Any, config: EngineConfig) -> None:
         if states is not None:
             states.begin([0], [0])
         _join(sampler, GREEDY)
-        batches = [*step_batches(rows, scheduler.max_num_batched_tokens, scheduler.max_model_len)]
         most_drafts = config.speculation.max_drafts
         verified = draft_rows(scheduler.max_num_seqs, most_drafts, scheduler.max_num_batched_tokens)
-        batches += draft_batches(verified, scheduler.max_model_len)
+        if runner.link.is_last:  # first: the sampler's kernels compile longest
+            _run_sampling(runner, SAMPLING_KINDS, rows, max(rows, verified))
+        # then those of drafts
+        batches = [*draft_batches(verified, scheduler.max_model_len)]
+        batches += step_batches(rows, scheduler.max_num_batched_tokens, scheduler.max_model_len)
         for batch in batches:
             worker.compute(batch, ())
             if find_shared_prefixes(model) is not None and batch.decode_only:
@@ -196,27 +202,35 @@ def run_steps(runner: Any, config: EngineConfig) -> None:
             pass  # as one that raised, of equal sizes
         if worker.proposals is not None:
             _run_drafter(worker, config, verified)
+        one = decode_batch(1, 1)
         for load in () if config.adapters is None else adapter_loads(model):
-            worker.compute(batches[0], [adapted_rows(batches[0], load)])
+            worker.compute(one, [adapted_rows(one, load)])
             for batch in batches:
                 worker.compute(batch, [adapted_rows(batch)])
         worker.warm_up_kernels()
-        if runner.link.is_last:
-            hidden = _HiddenStates()
-            worker.compute(decode_batch(max(rows, verified), 1), [hidden])
-            for params in SAMPLING_KINDS:
-                _join(sampler, params)
-                worker.compute(decode_batch(rows, 1), ())
-                worker.compute(prompt_batch(0, [2], 0), ())
-                for size in sizes(max(rows, verified)):
-                    _sample(model, sampler, hidden.states[:size])
         worker.capture_graphs(0)
+        # last: torch imports torch._dynamo for some functions on the meta device, which takes a
+        # second, while the kernels of other steps compile
+        if runner.link.is_last:
+            _run_sampling(runner, OTHER_SAMPLING_KINDS, rows, max(rows, verified))
         _run_parts(worker, config, model, rows)
 
 
+def _run_sampling(runner: Any, kinds: Sequence[SamplingParams], rows: int, most: int) -> None:
+    """Run steps with sampling parameters. most: rows of the largest step that samples."""
+    worker, sampler, hidden = runner.worker, runner.sampler, _HiddenStates()
+    worker.compute(decode_batch(most, 1), [hidden])
+    for params in kinds:
+        _join(sampler, params)
+        worker.compute(decode_batch(rows, 1), ())
+        worker.compute(prompt_batch(0, [2], 0), ())
+        for size in sizes(most):
+            _sample(runner.model, sampler, hidden.states[:size])
+    _join(sampler, GREEDY)
+
+
 def _run_parts(worker: Any, config: EngineConfig, model: nn.Module, rows: int) -> None:
-    """Run the parts of steps that generate. Last: torch imports torch._dynamo for some of their
-    functions on the meta device, while the kernels of other steps compile."""
+    """Run the parts of steps that generate."""
     for count in sizes(min(CHUNK_POSITIONS, config.scheduler.max_model_len - 1)):
         part = PromptLogprobsPart((PromptRow(0, 0, 0, (0,) * count, 1),))
         worker.compute(prompt_batch(0, [count], 0), [part])
@@ -255,7 +269,7 @@ def _run_drafter(worker: Any, config: EngineConfig, verified: int) -> None:
             worker.compute(drafted(batch), ())
         for group in worker.proposals.graph_groups(sizes(verified)):
             for graph in group:
-                worker.proposals.launch_graph(graph)
+                worker.proposals.launch_own(graph)
 
 
 def drafted(batch: StepBatch) -> StepBatch:

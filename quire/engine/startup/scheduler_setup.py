@@ -15,6 +15,7 @@ from quire.core.admission.admission_control import AdmissionControl
 from quire.core.kv.cache_spec import CacheSpec, FullAttentionSpec, SlidingWindowSpec
 from quire.core.kv.kv_cache import KVCache
 from quire.core.kv.state_checkpoints import StateCheckpoints
+from quire.core.media.encoder_slices import SliceSizes
 from quire.core.scheduling.drafting import Drafting
 from quire.core.scheduling.dummy_step import DUMMY_REQUEST
 from quire.core.scheduling.limits.base import StepBudget
@@ -22,7 +23,7 @@ from quire.core.scheduling.limits.encoder_budget import EncoderBudget
 from quire.core.scheduling.limits.isolation_limit import FaultIsolationLimit
 from quire.core.scheduling.limits.itl_target import InterTokenLatencyLimit
 from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
-from quire.core.scheduling.limits.media_encoder import MediaEncoderLimit
+from quire.core.scheduling.limits.media_encoder import BESIDE_ROWS, MediaEncoderLimit
 from quire.core.scheduling.limits.per_rank import per_rank
 from quire.core.scheduling.limits.pipeline import PipelineLimit
 from quire.core.scheduling.limits.prefill_limits import (
@@ -41,8 +42,9 @@ from quire.media.limits import DEFAULT_COUNT
 from quire.registry import PluginRegistry
 
 HOST_DRAFTERS = PluginRegistry("quire.core.drafters")
-DIVIDED_ENCODERS = ("cpu",)
-"""Devices whose encoders run in slices beside decoding rows: not GPUs, where it is untested."""
+SLICES = {"cpu": (64, 0), "cuda": (1024, BESIDE_ROWS)}
+"""By kind of device: rows of a slice, and of the largest item that is not divided. A GPU has graphs
+for small items, which are quicker than slices."""
 
 
 def dummy_request(config: EngineConfig) -> Request:
@@ -102,9 +104,9 @@ def build_state_checkpoints(cache: CacheSection) -> StateCheckpoints | None:
     )
 
 
-def build_shared_prompt_limit(cache: CacheSection) -> list[StepBudget]:
-    """The limit of an engine whose prompts share blocks; none without."""
-    return [SharedPromptLimit(cache.block_size)] if cache.prefix_caching else []
+def build_shared_prompt_limit(cache: CacheSection, queue: WaitingQueue) -> list[StepBudget]:
+    """The limit of an engine whose prompts share blocks; none without. queue: waiting sequences."""
+    return [SharedPromptLimit(cache.block_size, queue)] if cache.prefix_caching else []
 
 
 def build_state_limit(kv: KVCache, section: SchedulerSection) -> list[StepBudget]:
@@ -139,13 +141,20 @@ def build_encoder_budget(section: EncoderSection | None) -> list[StepBudget]:
     return [EncoderBudget(section.max_batched_tokens, section.max_len)]
 
 
+def slice_sizes(config: EngineConfig) -> SliceSizes | None:
+    """Return how the media encoder's work beside decoding rows is divided; None: it is not."""
+    section, rows = config.media_encoder, SLICES.get(config.device.kind)
+    if section is None or rows is None or config.parallel.data > 1:
+        return None
+    return SliceSizes(section.slices, *rows) if config.scheduler.inter_token_target_s else None
+
+
 def build_media_limits(config: EngineConfig) -> list[StepBudget]:
     """The limits of an engine with a media encoder; none without."""
     section, scheduler = config.media_encoder, config.scheduler
     if section is None:
         return []
     counts = config.media.counts if config.media is not None else {}
-    paced = scheduler.inter_token_target_s > 0
     limit = MediaEncoderLimit(
         section.modalities,
         max_rows=section.step_rows,
@@ -155,8 +164,8 @@ def build_media_limits(config: EngineConfig) -> list[StepBudget]:
         whole_prompts=not scheduler.chunked_prefill,
         counts=dict.fromkeys(section.modalities, DEFAULT_COUNT) | dict(counts),
         max_len=scheduler.max_model_len,
-        paced=paced,
-        slices=section.slices if paced and config.device.kind in DIVIDED_ENCODERS else 0,
+        paced=scheduler.inter_token_target_s > 0,
+        slices=slice_sizes(config),
     )
     return [limit, UndividedRunLimit(scheduler.max_num_batched_tokens)]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -27,12 +27,16 @@ from quire.config.memory.memory_plan import (
     blocks_per_sequence,
     gib,
 )
+from quire.core.media.encoder_cache import pages_for
 from quire.core.params import SamplingParams
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.types import MediaItem, MediaTensor, Pooling, Request, StopConditions
 from quire.engine.startup.media_warmup import largest_items, media_request
+from quire.engine.startup.scheduler_setup import slice_sizes
 from quire.errors import NoRoom, RequestError, TooLong
 from quire.executors.base import Executor
+from quire.runner.media.encoder_pool import EncodeItem
+from quire.runner.parts.encoder_slices import EncoderSlicesPart
 
 DUMMY_VOCAB = 2
 """Tokens of dummy prompts: every model has the first two."""
@@ -186,6 +190,28 @@ def _run_first_step(half: SchedulerAndExecutor, config: EngineConfig) -> None:
         run_dummy_pooling(half, [1], config.pooling.tasks[0])
 
 
+@contextmanager
+def _beside_slices(
+    half: SchedulerAndExecutor, config: EngineConfig, items: Sequence[EncodeItem]
+) -> Iterator[None]:
+    """Encode items slice by slice, and before the last one run what is within: steps between slices
+    have less memory."""
+    sizes = slice_sizes(config)
+    blocks = 0 if sizes is None else sizes.blocks
+    if blocks < 2 or not items:
+        yield
+        return
+    for at in range(blocks - 1):
+        _run_slice(half, EncoderSlicesPart(tuple(items) if at == 0 else (), (at, at + 1), False))
+    yield
+    placed = tuple([msgspec.structs.replace(one, tensors=()) for one in items])
+    _run_slice(half, EncoderSlicesPart(placed, (blocks - 1, blocks), True))
+
+
+def _run_slice(half: SchedulerAndExecutor, part: EncoderSlicesPart) -> None:
+    half[1].call("call_part", "encoder_slices", msgspec.msgpack.encode(part))
+
+
 def _run_worst_step(half: SchedulerAndExecutor, config: EngineConfig) -> None:
     """Run the step that takes most memory; where there is no sampling, once for each task."""
     if not config.generates and config.pooling is not None:
@@ -205,12 +231,27 @@ def _run_worst_step(half: SchedulerAndExecutor, config: EngineConfig) -> None:
     )
 
 
+def _run_worst_step_beside(
+    half: SchedulerAndExecutor, config: EngineConfig, items: Sequence[EncodeItem]
+) -> None:
+    with _beside_slices(half, config, items):
+        _run_worst_step(half, config)
+
+
 def _run_media(half: SchedulerAndExecutor, config: EngineConfig) -> None:
     request = media_request(config)
-    if request is not None:
-        with suppress(RequestError):  # a cache or limits that are too small for it
-            half[0].add(request)
-        _run_to_end(half)
+    if request is None:
+        return
+    try:
+        half[0].add(request)
+    except RequestError:  # a cache or limits that are too small for it
+        return
+    _run_to_end(half)
+    item = request.media[0]
+    pages = tuple(range(pages_for(item.num_rows)))
+    small = EncodeItem(item.modality, item.num_rows, item.tensors, pages)
+    with _beside_slices(half, config, [small]):
+        pass  # slices have kernels of their own
 
 
 def measure_peak_memory(half: SchedulerAndExecutor, config: EngineConfig) -> PeakMemory:
@@ -219,8 +260,8 @@ def measure_peak_memory(half: SchedulerAndExecutor, config: EngineConfig) -> Pea
     with _out_of_memory_as_no_room(config):
         _run_first_step(half, config)
         captured, _ = _peak_of(half, lambda: half[1].call("launch_graph_bodies"))
-        step, reserved = _peak_of(half, lambda: _run_worst_step(half, config))
         items = largest_items(config)
+        step, reserved = _peak_of(half, lambda: _run_worst_step_beside(half, config, items))
         media = msgspec.msgpack.encode(items)
         encoded = (
             _peak_of(half, lambda: half[1].call("call_part", "media", media)) if items else (0, 0)

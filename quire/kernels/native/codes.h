@@ -281,11 +281,12 @@ enum Sums {
   LONG,    // codes below 16: a lane's pairs of a whole unit, 8 at most, in 16 bits
   SHORT,   // codes below 64: two pairs, 2 * 2 * 127 * 63 = 32004
   SIGNED,  // codes from -128 to 127
+  FLIPPED,  // the same, held as code + 128: where FLIPS
 };
 
 #if (defined(__AVX512VNNI__) && defined(__AVX512BW__)) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
 #define QUIRE_VNNI 1
-constexpr bool FLIPS = true;  // signed codes are multiplied as code + 128
+constexpr bool FLIPS = true;  // signed codes are multiplied as code + 128, and flipped for each tile or once
 #else
 constexpr bool FLIPS = false;
 #endif

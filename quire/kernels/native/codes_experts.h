@@ -167,11 +167,12 @@ inline long multiply_experts(const CodesExpertsArgs& a, const ExpertPairs& p, co
     if (!count) continue;
     const CodesMatrix& m = bank[e];
     const CodesLinearArgs call{nullptr, 0, &m, bias ? bias + e * m.outputs : nullptr, y, count, 1};
-    const long panels = row_parts(count) * m.panels(), grain = panel_grain(m, count);
-    const long items = (panels + grain - 1) / grain;
+    const long parts = row_parts(m, count, team.size), panels = parts * m.panels();
+    const long grain = panel_grain(m, count), items = (panels + grain - 1) / grain;
     for (; mine < base + items; mine = team.take(1)) {
       const long at = (mine - base) * grain;
-      multiply_items(call, rows, 0, start, count, at, at + grain < panels ? at + grain : panels, own);
+      multiply_items(call, rows, 0, start, count, parts, at, at + grain < panels ? at + grain : panels,
+                     own);
     }
     base += items;
   }

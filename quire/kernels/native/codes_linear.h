@@ -20,9 +20,11 @@ struct CodesLinearArgs {
 };
 
 constexpr long WIDE_INPUTS = 256;    // of a slice of a panel in float32
-constexpr long QUANT_ROWS = 480;     // rows that are quantized at a time
+constexpr long QUANT_ROWS = 512;     // rows that are quantized at a time
 constexpr long WIDE_FACTORS = WIDE_INPUTS / 16 * PANEL * 3;  // floats of its factors, at most
 constexpr int FUSED_ROWS = 4;        // up to so many, codes are unpacked in registers
+constexpr int FLIPPED_ROWS = 16;     // up to so many, signed bytes are flipped in registers
+constexpr long ITEMS = 8;            // of each thread, at least
 constexpr long CODES_AHEAD = 4096;   // bytes of codes to prefetch
 
 INLINE bool is_signed(const CodesMatrix& m) { return m.bits == 8 || m.levels; }
@@ -55,14 +57,17 @@ struct QuantizedRows {
 
 INLINE bool in_integers(const CodesLinearArgs& a) { return a.dtype && (!a.w->table || a.w->levels); }
 
-INLINE long quantized_rows(const CodesLinearArgs& a) {
-  return a.rows < QUANT_ROWS ? a.rows : QUANT_ROWS;
+INLINE long quantized_rows(const CodesLinearArgs& a) {  // at a time, as evenly as it goes
+  const long times = (a.rows + QUANT_ROWS - 1) / QUANT_ROWS;
+  return times ? (a.rows + times - 1) / times : 0;
 }
 
+// Parts of the rows, each of which is multiplied by all panels.
 INLINE long row_parts(long rows) { return (rows + TALL_BLOCK - 1) / TALL_BLOCK; }
 
 INLINE bool unpacks(const CodesMatrix& m, long rows) {  // a panel to bytes, before it is multiplied
-  return m.bits != 8 && (rows > FUSED_ROWS || (m.bits != 4 && m.levels));
+  if (m.bits == 8) return FLIPS && rows > FLIPPED_ROWS;
+  return rows > FUSED_ROWS || (m.bits != 4 && m.levels);
 }
 
 // Bytes of rows in float32, in the order of the codes: 0 if they are that.
@@ -313,7 +318,7 @@ __attribute__((noinline)) void codes_tile(const TileArgs& t, long row, long colu
 template <Source FROM, Sums S>
 struct CodesTiles {
   const TileArgs& t;
-  static constexpr int ROWS = FROM == BYTES && S == LONG ? 5 : FUSED_ROWS;
+  static constexpr int ROWS = FROM == BYTES && (S == LONG || S == FLIPPED) ? 5 : FUSED_ROWS;
   static constexpr int PANELS = FROM == BYTES && S == SIGNED ? ROW_PANELS : 1;  // of one row
   template <int R, int NV>
   void tile(long row, long column) const {
@@ -345,6 +350,8 @@ void cover_panel(const F& f, long row, long count) {
     }
 }
 
+constexpr uint8_t FLIP = FLIPS ? 128 : 0;  // of signed codes in a buffer
+
 template <int BITS, bool CHOOSES>
 void unpack_panel(const CodesMatrix& m, const char* codes, char* to) {
   const long blocks = m.blocks(), row = PANEL * 4;
@@ -356,7 +363,7 @@ void unpack_panel(const CodesMatrix& m, const char* codes, char* to) {
         vb c[4];
         fetch_half<BITS>(codes, h, column, c);
         UNROLL for (int i = 0; i < 4; i++) {
-          if (CHOOSES) c[i] = choose(c[i], m.levels);
+          if (CHOOSES) c[i] = choose(c[i], m.levels) ^ FLIP;
           memcpy(to + i * row + column * 4, &c[i], sizeof c[i]);
         }
       }
@@ -364,6 +371,13 @@ void unpack_panel(const CodesMatrix& m, const char* codes, char* to) {
 }
 
 inline void unpack_panel(const CodesMatrix& m, const char* codes, char* to) {
+  if (m.bits == 8) {
+    for (long i = 0; i < m.panel_bytes(); i += sizeof(vb)) {
+      const vb flipped = load_bytes(codes + i) ^ FLIP;
+      memcpy(to + i, &flipped, sizeof flipped);
+    }
+    return;
+  }
   if (m.bits == 2) return m.levels ? unpack_panel<2, true>(m, codes, to) : unpack_panel<2, false>(m, codes, to);
   if (m.bits == 3) return m.levels ? unpack_panel<3, true>(m, codes, to) : unpack_panel<3, false>(m, codes, to);
   if (m.bits == 4) return m.levels ? unpack_panel<4, true>(m, codes, to) : unpack_panel<4, false>(m, codes, to);
@@ -396,6 +410,8 @@ inline void multiply_panel(const CodesLinearArgs& a, const QuantizedRows& rows, 
   const TileArgs t{m, rows, a, unpacked ? own : codes, means, panel, first, next};
   if (m.levels && !unpacked)
     cover_panel(CodesTiles<LEVELS, SIGNED>{t}, row, count);
+  else if (FLIPS && unpacked && (m.levels || m.bits == 8))
+    cover_panel(CodesTiles<BYTES, FLIPS ? FLIPPED : SIGNED>{t}, row, count);
   else if (m.levels || m.bits == 8)
     cover_panel(CodesTiles<BYTES, SIGNED>{t}, row, count);
   else if (!unpacked && m.bits == 4)
@@ -413,11 +429,17 @@ inline void multiply_panel(const CodesLinearArgs& a, const QuantizedRows& rows, 
     cover_panel(CodesTiles<BYTES, SHORT>{t}, row, count);
 }
 
+// The same where each part unpacks each panel again: no more parts than the threads need.
+INLINE long row_parts(const CodesMatrix& m, long rows, int threads) {
+  const long most = row_parts(rows), wanted = (ITEMS * threads + m.panels() - 1) / m.panels();
+  return wanted < most && unpacks(m, rows) ? wanted : most;
+}
+
 // Products of rows of one part of `parts` and the panels of items [item, end): panels of the first
 // part, then of the next.
 inline void multiply_items(const CodesLinearArgs& a, const QuantizedRows& rows, long first, long start,
-                           long count, long item, long end, char* own) {
-  const long panels = a.w->panels(), parts = row_parts(count);
+                           long count, long parts, long item, long end, char* own) {
+  const long panels = a.w->panels();
   const bool unpacked = unpacks(*a.w, count);
   const long most = count == 1 && a.w->bits == 8 ? ROW_PANELS : 1;
   for (long i = item; i < end;) {
@@ -453,9 +475,11 @@ inline void codes_integers(const CodesLinearArgs& a, const Team& team) {
       quantize_row_unit(m, (const bf16*)(a.x + (first + row) * a.x_row), rows, row, i % rows.units);
     }
     team.barrier();
-    const long items = row_parts(count) * panels, grain = panel_grain(m, count);
+    const long parts = row_parts(m, count, team.size), items = parts * panels;
+    const long grain = panel_grain(m, count);
     for (long item; (item = team.take(grain)) < items;)
-      multiply_items(a, rows, first, 0, count, item, item + grain < items ? item + grain : items, own);
+      multiply_items(a, rows, first, 0, count, parts, item, item + grain < items ? item + grain : items,
+                     own);
   }
 }
 

@@ -12,6 +12,10 @@ Any torch op that computes would be missing from the tape: recording then fails,
 leaves nothing behind. What a native op cannot do (a collective among ranks) is a Python function
 that replays call between native ops: `on_replay`. Only the recording thread is recorded. One tape
 runs at a time.
+
+A tape has the sizes of its recording. A sized tape has any sizes up to those: the function is
+recorded at several, with each result at the same address, and every number in the calls has to be
+a constant plus so much per row. Replays write these numbers first.
 """
 
 from __future__ import annotations
@@ -27,6 +31,8 @@ from functools import cache, partial
 from itertools import groupby
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -35,6 +41,9 @@ from quire.errors import QuireError
 from quire.kernels.native import library
 
 R = TypeVar("R")
+Sizes = tuple[int, ...]
+"""What a function may be recorded at several values of: of tokens, of sequences."""
+Fields = npt.NDArray[np.int64]
 
 CHUNK_BYTES = 1 << 22
 ALIGN = 64
@@ -192,6 +201,105 @@ class _TapeRecording:
             return self.arena.empty(shape, dtype)
 
 
+class _SizedRecording(_TapeRecording):
+    """Of one of several sizes. The first one has most, and chooses the places of results."""
+
+    def __init__(self, arena: Arena, first: _SizedRecording | None = None) -> None:
+        """first: the first recording; None: this is it."""
+        super().__init__(arena)
+        self._first = first
+        self._places: list[tuple[int, int]] = []  # address and bytes of each result
+        self._results = 0
+
+    def call(self, *_: Any) -> Tensor:
+        raise NotRecordableError("a function between native ops has one size")
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        if self._first is None:
+            found = super().empty(shape, dtype)
+            self._places.append((found.data_ptr(), found.nbytes))
+            return found
+        count, places = math.prod(shape), self._first._places
+        address, most = places[self._results] if self._results < len(places) else (0, 0)
+        self._results += 1
+        if not 0 < count * dtype.itemsize <= most:
+            raise NotRecordableError("the results of a step differ with its size")
+        block = _chars(-(-most // ALIGN) * ALIGN).from_address(address)  # a type that is there
+        with torch.utils._python_dispatch._disable_current_modes():
+            return torch.frombuffer(block, dtype=dtype, count=count).view(*shape)
+
+
+class _SizedProgram:
+    """Numbers of a program's calls, as functions of sizes: a constant and so much per size."""
+
+    def __init__(self, probes: Sequence[Sizes], recorded: Sequence[Sequence[bytes]]) -> None:
+        """probes: the largest sizes, then for each size one that differs from them in it alone,
+        then one that differs in all. recorded: the calls of each.
+
+        Raises: NotRecordableError if a number is no such function.
+        """
+        heads = [[step[:16] for step in steps] for steps in recorded]
+        if any(one != heads[0] for one in heads):
+            raise NotRecordableError("the ops of a step differ with its size")
+        values = [np.frombuffer(b"".join(steps), np.int64) for steps in recorded]
+        most = probes[0]
+        slopes = np.stack(
+            [
+                (values[0] - found) // (most[axis] - other[axis])
+                for axis, (other, found) in enumerate(zip(probes[1:-1], values[1:-1], strict=True))
+            ]
+        )
+        self._constants: Fields = values[0] - np.array(most) @ slopes
+        self._at = np.flatnonzero(slopes.any(0))
+        self._moving, self._slopes = self._constants[self._at], slopes[:, self._at]
+        for sizes, found in zip(probes, values, strict=True):
+            if not np.array_equal(self.at(sizes), found):
+                raise NotRecordableError("a number in a step is no multiple of its sizes")
+
+    def at(self, sizes: Sizes) -> Fields:
+        """The program for these sizes."""
+        values = self._constants.copy()
+        self.write(values, sizes)
+        return values
+
+    def write(self, values: Fields, sizes: Sizes) -> None:
+        """Set what differs with the sizes in a program for others."""
+        values[self._at] = self._moving + np.array(sizes) @ self._slopes
+
+
+class SizedTape(Generic[R]):
+    """A function recorded for any sizes from 1 to `most`.
+
+    Keeps the function, and with it the weights, caches and inputs it closes over, alive.
+    """
+
+    def __init__(
+        self, function: Callable[[Sizes], R], most: Sizes, result: R, program: _SizedProgram
+    ) -> None:
+        """result: of the recording at `most`."""
+        self.function = function
+        self._most = most
+        self._result = result
+        self._program = program
+        found = library.load_library()
+        assert found is not None
+        values = program.at(most)
+        memory: Any = _chars(values.nbytes)()
+        self._values = np.frombuffer(memory, np.int64)
+        self._values[:] = values
+        bad = found.check(memory, values.nbytes)
+        assert bad == 0, f"step {bad - 1} of the tape is malformed"
+        self._run = partial(found.run, memory, values.nbytes)
+
+    def replay(self, sizes: Sizes) -> R:
+        """Run the recorded ops at these sizes. Returns the result of `most`, of which what belongs
+        to these sizes is computed."""
+        assert all(0 < one <= most for one, most in zip(sizes, self._most, strict=True)), sizes
+        self._program.write(self._values, sizes)
+        self._run()
+        return self._result
+
+
 class OpTape(Generic[R]):
     """A recorded function. replay() returns its return value, and overwrites that of others.
 
@@ -244,6 +352,27 @@ class TapeRecorder:
         with _recording_installed(recording), _ComputeOpGuard():
             result = function()
         return OpTape(function, recording.steps, result)
+
+    def record_sized(self, function: Callable[[Sizes], R], most: Sizes) -> SizedTape[R]:
+        """Call `function` at several sizes, at `most` first, and keep its ops: none is run.
+
+        most: at least 3 each. A function that chooses other ops between two sizes is found out if
+        it does so at the smallest or the largest.
+
+        Raises: NotRecordableError.
+        """
+        if not library.available():
+            raise NotRecordableError("there are no native kernels on this machine")
+        changed = [(*most[:i], max(2, one // 2 - 1), *most[i + 1 :]) for i, one in enumerate(most)]
+        probes = [most, *changed, tuple(2 for _ in most)]
+        first = _SizedRecording(self.arena)
+        recordings = [first, *(_SizedRecording(self.arena, first) for _ in probes[1:])]
+        results = []
+        for sizes, recording in zip(probes, recordings, strict=True):
+            with _recording_installed(recording), _ComputeOpGuard():
+                results.append(function(sizes))
+        steps = [[one for one in found.steps if isinstance(one, bytes)] for found in recordings]
+        return SizedTape(function, most, results[0], _SizedProgram(probes, steps))
 
 
 def on_replay(

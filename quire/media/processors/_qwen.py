@@ -178,6 +178,14 @@ class QwenProcessor(MediaProcessor):
         )
         return ProcessedMedia(modality, tensors, {"grid": grid, **sizes})
 
+    def passes_pixels(self, media: DecodedMedia, kwargs: Settings) -> bool:
+        if not isinstance(media, DecodedImage):
+            return False
+        settings = self.settings["image"]
+        height, width, _ = media.pixels.shape
+        fits = height * width <= self._bounds(settings, kwargs).most
+        return fits and int(settings["resample"]) == BICUBIC
+
     def target_size(
         self, height: int, width: int, factor: int, bounds: PixelBounds, frames: tuple[int, int]
     ) -> tuple[int, int]:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from quire.errors import RequestError
 from quire.media.audio_ops import LogMel
 from quire.media.processor import DecodedAudio, MediaProcessor, ProcessorFiles, Settings
 
@@ -29,14 +28,9 @@ class WhisperFeatures(MediaProcessor):
             seconds=2 * positions * hop // rate,
         )
         self.longest_audio = self.log_mel.samples
+        self.most_seconds = self.longest_audio / rate
 
     def features(self, audio: DecodedAudio) -> npt.NDArray[Any]:
         """[bins, frames] float32. Raises RequestError for what the model cannot read at once."""
-        longest = self.longest_audio
-        if len(audio.samples) > longest:
-            raise RequestError(
-                f"the audio has {len(audio.samples) / self.sampling_rate:.2f} s, and the model "
-                f"reads {longest // self.sampling_rate} s at once: cut it",
-                param="audio",
-            )
+        self.check_seconds(audio)
         return np.asarray(self.log_mel(audio.samples))

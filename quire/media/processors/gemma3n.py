@@ -44,8 +44,6 @@ USUAL = {
     "image_std": HALF,
 }
 """What the files of a checkpoint leave out."""
-MAX_SECONDS = 30
-"""Of a recording."""
 PIXELS = 16
 """Along a side, for each place of the map whose squares are averaged."""
 MULTIPLE = 128
@@ -54,6 +52,7 @@ MULTIPLE = 128
 
 class Processor(MediaProcessor):
     modalities: tuple[Modality, ...] = ("image", "audio")
+    most_seconds = 30
     parts: ClassVar = {
         "image": (
             "boi_token_id",
@@ -115,13 +114,7 @@ class Processor(MediaProcessor):
         return ProcessedMedia("image", (to_tensor("pixels", pixels), factors))
 
     def _process_audio(self, audio: DecodedAudio) -> ProcessedMedia:
-        seconds = len(audio.samples) / self.sampling_rate
-        if seconds > MAX_SECONDS:
-            raise RequestError(
-                f"the audio has {seconds:.2f} s, and the model reads {MAX_SECONDS} s at once: cut "
-                "it",
-                param="audio",
-            )
+        self.check_seconds(audio)
         made = self.features(audio.samples)
         if not len(made):
             least = self.features.least / self.sampling_rate

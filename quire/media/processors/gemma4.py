@@ -51,14 +51,13 @@ IDS = {
     "audio_token_id": 258_881,
 }
 """Fields of config.json -> ids of tokens where it leaves them out."""
-MAX_SECONDS = 30
-"""Of a recording."""
 MAX_ROWS = 8960
 """Of a video: 128 frames of the usual size."""
 
 
 class Processor(MediaProcessor):
     modalities: tuple[Modality, ...] = ("image", "video", "audio")
+    most_seconds = 30
     allowed_kwargs: ClassVar = {"max_soft_tokens": KwargRange(int, SOFT_TOKENS[0], SOFT_TOKENS[-1])}
 
     def __init__(self, files: ProcessorFiles) -> None:
@@ -118,12 +117,7 @@ class Processor(MediaProcessor):
         return ProcessedMedia("video", tensors, {"rows": rows, "times": times})
 
     def _process_audio(self, audio: DecodedAudio) -> ProcessedMedia:
-        if len(audio.samples) > MAX_SECONDS * self.sampling_rate:
-            raise RequestError(
-                f"the audio has {len(audio.samples) / self.sampling_rate:.2f} s, and the model "
-                f"reads {MAX_SECONDS} s at once: cut it",
-                param="audio",
-            )
+        self.check_seconds(audio)
         made = self.features(audio.samples)
         if not len(made):
             least = self.features.least / self.sampling_rate

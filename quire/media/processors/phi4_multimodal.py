@@ -32,12 +32,11 @@ SHORTEST = 10
 """Pixels of a side of a resized image."""
 BILINEAR = 2
 IMAGE_ID, AUDIO_ID = 200010, 200011
-MAX_SECONDS = 600
-"""Of a recording."""
 
 
 class Processor(ImageProcessor):
     modalities: tuple[Modality, ...] = ("image", "audio")
+    most_seconds = 600
     defaults = SIGLIP | {"size": {"height": 448, "width": 448}, "dynamic_hd": MOST_TILES}
     allowed_kwargs: ClassVar = {"dynamic_hd": KwargRange(int, 1, MOST_TILES)}
 
@@ -116,16 +115,10 @@ class Processor(ImageProcessor):
         return ProcessedMedia("image", tensors, {"valid": tuple(valid)})
 
     def _process_audio(self, audio: DecodedAudio, *, beside_images: bool) -> ProcessedMedia:
-        seconds = len(audio.samples) / self.sampling_rate
         if len(audio.samples) < self.features.width:
             least = self.features.width / self.sampling_rate
             raise RequestError(f"the audio must have {least:g} s at least", param="audio")
-        if seconds > MAX_SECONDS:
-            raise RequestError(
-                f"the audio has {seconds:.2f} s, and the model reads {MAX_SECONDS} s at once: cut "
-                "it",
-                param="audio",
-            )
+        self.check_seconds(audio)
         made = self.features(audio.samples)
         name = "features_with_images" if beside_images else "features"
         rows = -(-len(made) // self.reduction)

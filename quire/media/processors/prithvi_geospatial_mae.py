@@ -61,14 +61,14 @@ class Processor(MediaProcessor):
         if PIXELS not in arrays:
             raise problem(f"has no {PIXELS}, or it is empty")
         pixels = self._read_pixels(arrays[PIXELS], problem)
-        tensors = [to_tensor("pixels", pixels)]
+        tensors = [to_tensor("pixels", pixels.copy())]
         for name, ours, shape in ((TIME, "time", (self.frames, 2)), (PLACE, "location", (2,))):
             if name in arrays:
                 array = self._finite(name, arrays[name], problem)
                 if array.shape not in (shape, (1, *shape)):
                     wanted = f"{list(shape)} or {[1, *shape]}"
                     raise problem(f"{name} must have the shape {wanted}, got {list(array.shape)}")
-                tensors.append(to_tensor(ours, array.reshape(shape)))
+                tensors.append(to_tensor(ours, array.reshape(shape).copy()))
         t, p, _ = self.patch
         patches = self.frames // t * (pixels.shape[-1] // p) ** 2
         return ProcessedMedia("image", tuple(tensors), {"rows": patches + 1})

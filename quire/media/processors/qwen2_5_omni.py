@@ -46,7 +46,7 @@ class Processor(qwen2_5_vl.Processor):
     """Ends of the names of the tokens around an item."""
     least_frames: ClassVar[int] = 3
     """Of a recording; fewer make no token."""
-    most_seconds: ClassVar[int] = 300
+    most_seconds = 300
     """Of a recording."""
     marks_apart: ClassVar[int] = 0
     """Rotary positions between the two marks at an end of a video with sound."""
@@ -87,9 +87,8 @@ class Processor(qwen2_5_vl.Processor):
             return self._process_with_sound(media, media.sound, kwargs)
         if not isinstance(media, DecodedAudio):
             return super().process(media, kwargs)
+        self.check_seconds(media)
         samples, hop = media.samples, int(self._mel["hop"])
-        if len(samples) > self.most_seconds * self.sampling_rate:
-            raise RequestError(f"the audio is longer than {self.most_seconds} s", param="audio")
         frames = -(-len(samples) // hop)
         if frames < self.least_frames:
             shortest = (self.least_frames - 1) * hop / self.sampling_rate

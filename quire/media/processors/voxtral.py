@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire.errors import RequestError
 from quire.media.audio_ops import LogMel
 from quire.media.image_ops import to_tensor
 from quire.media.processor import (
@@ -30,6 +29,7 @@ class Processor(WhisperFeatures):
         self._bins = int(audio.get("num_mel_bins", 128))
         positions = int(audio.get("max_source_positions", 1500))
         super().__init__(files, self._bins, positions)
+        self.most_seconds *= MAX_PIECES
         joined = int(audio.get("intermediate_size", 5120)) // int(audio.get("hidden_size", 1280))
         self._rows = positions // joined
         self._audio_id = int(files.config.get("audio_token_id") or 24)
@@ -39,10 +39,8 @@ class Processor(WhisperFeatures):
 
     def process(self, media: DecodedMedia, kwargs: Settings) -> ProcessedMedia:
         assert isinstance(media, DecodedAudio)
+        self.check_seconds(media)
         pieces = -(-len(media.samples) // self.longest_audio)
-        if pieces > MAX_PIECES:
-            seconds = MAX_PIECES * self.longest_audio // self.sampling_rate
-            raise RequestError(f"the audio is longer than {seconds} s", param="audio")
         whole = LogMel(self._bins, seconds=pieces * self.longest_audio // self.sampling_rate)
         features = whole(media.samples).reshape(self._bins, pieces, -1).transpose(1, 0, 2)
         tensor = to_tensor("input_features", np.ascontiguousarray(features))

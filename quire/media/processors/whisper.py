@@ -5,6 +5,8 @@ It reads the whole of them, so the recording has no place in the decoder's promp
 
 from __future__ import annotations
 
+import math
+
 from quire.media.audio_ops import split_at_quiet
 from quire.media.image_ops import to_tensor
 from quire.media.processor import (
@@ -25,6 +27,9 @@ class Processor(WhisperFeatures):
     def __init__(self, files: ProcessorFiles) -> None:
         self._positions = int(files.config["max_source_positions"])
         super().__init__(files, int(files.config["num_mel_bins"]), self._positions)
+
+    def readable_seconds(self, kwargs: Settings) -> float:
+        return math.inf if kwargs.get("pieces") else super().readable_seconds(kwargs)
 
     def placeholder(self, modality: Modality, index: int) -> str:
         return ""

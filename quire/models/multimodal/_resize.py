@@ -24,6 +24,10 @@ from quire.sampling.h2d import to_device
 MOST_PRECISION = 22
 WEIGHT_BITS = 15
 """The largest weight has one bit less, at least, than this; the sign is beyond."""
+FLOAT_PRECISION = 15
+"""Bits of sums that float32 adds exactly: 255 times the sizes of all weights has 24 bits then."""
+KEPT_WEIGHTS, KEPT_MATRICES = 1 << 19, 4
+"""Of a matrix that is kept on the device, and matrices: 16 MiB in all."""
 
 
 def resized(pixels: Tensor, height: int, width: int) -> Tensor:
@@ -49,18 +53,43 @@ def resized_by_products(pixels: Tensor, height: int, width: int) -> Tensor:
 
 def _resized_last(images: Tensor, size: int) -> Tensor:
     """Resize the last axis: [..., n] -> [..., m], float32."""
-    first, weights, precision = taps(images.shape[3], size)
-    starts = to_device(first, images.device)
-    halves = to_device(_halves(weights), images.device)  # [2, m, K]
-    places = starts[:, None] + torch.arange(weights.shape[1], device=images.device)
     before = images.shape[3]
-    matrix = torch.zeros((2, size, before + weights.shape[1]), device=images.device)
-    matrix.scatter_(2, places.expand(2, -1, -1), halves)
+    matrix, precision = _matrix_of(before, size, images.device)
     rows = images.reshape(-1, before).to(torch.float32)
-    high, low = (rows @ part[:, :before].T for part in matrix)
-    sums = high.to(torch.int32).mul_(256).add_(low.to(torch.int32)).add_(1 << (precision - 1))
-    made = (sums >> precision).clamp_(0, 255).to(torch.float32)
+    high, low = (rows @ matrix).split(size, 1)
+    if precision <= FLOAT_PRECISION:
+        made = torch.add(high, low).add_(0.5).floor_().clamp_(0, 255)
+    else:
+        sums = high.to(torch.int32).mul_(256).add_(low.to(torch.int32)).add_(1 << (precision - 1))
+        made = (sums >> precision).clamp_(0, 255).to(torch.float32)
     return made.view(*images.shape[:3], size)
+
+
+def _matrix_of(before: int, size: int, device: torch.device) -> tuple[Tensor, int]:
+    """_new_matrix(); small ones of the last sizes are kept: launches of it take longer than the
+    rest."""
+    small = before * size <= KEPT_WEIGHTS
+    return (_kept_matrix if small else _new_matrix)(before, size, device)
+
+
+def _new_matrix(before: int, size: int, device: torch.device) -> tuple[Tensor, int]:
+    """The parts of weights side by side: float32 [n, 2 m], and the bits of their sums.
+
+    With FLOAT_PRECISION or fewer the parts add up to the weights themselves; with more, the first
+    is to be multiplied by 256, and the sum divided by 2 ** bits, in whole numbers.
+    """
+    first, weights, precision = taps(before, size)
+    starts = to_device(first, device)
+    parts = _halves(weights)  # [2, m, K]
+    if precision <= FLOAT_PRECISION:
+        parts *= np.array([256, 1], np.float32)[:, None, None] / (1 << precision)
+    places = starts[:, None] + torch.arange(weights.shape[1], device=device)
+    matrix = torch.zeros((2, size, before + weights.shape[1]), device=device)
+    matrix.scatter_(2, places.expand(2, -1, -1), to_device(parts, device))
+    return matrix[:, :, :before].permute(2, 0, 1).reshape(before, 2 * size), precision
+
+
+_kept_matrix = functools.lru_cache(KEPT_MATRICES)(_new_matrix)
 
 
 def _halves(weights: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:

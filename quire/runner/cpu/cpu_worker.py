@@ -1,4 +1,4 @@
-"""CPU worker: runs steps on numpy arrays that torch tensors share, decode steps from tapes.
+"""CPU worker: runs steps on numpy arrays that torch tensors share, from tapes where it can.
 
 `compute` returns when the step is done. To overlap, the executor calls it in a thread of its own.
 """
@@ -21,11 +21,17 @@ from quire.kernels.native import library
 from quire.models.base import HiddenTaps, LanguageModel, StepInputs
 from quire.platform import cpu
 from quire.pooling.pooler import Pooler
-from quire.runner.cpu.tape_cache import DecodeForward, TapeCache, tape_rows
+from quire.runner.cpu.tape_cache import StepForward, TapeCache, mixed_tokens, tape_rows
 from quire.runner.device_worker import CompletedStep, StepShape, build_step_result
 from quire.runner.drafters.base import ModelDrafter, TargetStates
 from quire.runner.kv_tensors import release_pages
-from quire.runner.parts.base import ForwardOutput, StepPart, keep_graphs, split_variant
+from quire.runner.parts.base import (
+    ForwardOutput,
+    StepPart,
+    StepVariant,
+    keep_graphs,
+    split_variant,
+)
 from quire.runner.slots import BlockTableUpdate, TableShape
 from quire.runner.state_tensors import set_state_batch, state_step
 from quire.runner.step_batch import StepBatch
@@ -77,10 +83,11 @@ class CpuWorker:
         self._has_spare_core = native is not None and cpu.available_cores() > native.threads
         self._tapes = None
         if model.is_recordable and not eager and generates:
-            forward = DecodeForward(
+            forward = StepForward(
                 model,
                 backend,
                 max_rows=tape_rows(slots.max_seqs, max_drafts, max_tokens),
+                max_tokens=mixed_tokens(max_tokens),
                 width=slots.width,
                 groups=slots.groups,
                 has_cross=slots.has_cross,
@@ -156,12 +163,44 @@ class CpuWorker:
                 return self._hand_on(found.out)
             if found is not None and sampling is not None:
                 return self._sample(inputs, sampling, found.out, (), found.states)
+        target = None
+        is_alike = variant.has_prompts and not inputs.has_axes
+        if self._tapes is not None and is_alike and keep_graphs(others, all_hidden=True):
+            target = self._tapes.run_mixed(inputs, attention_metadata, variant, carried)
+        if target is None:
+            target = self._run_eagerly(inputs, attention_metadata, parts, variant, carried)
+        for part in parts:
+            part.after_forward(self._model)
+        hidden = target.hidden
+        if sampling is None:
+            return self._hand_on(hidden)
+        forward = ForwardOutput(self._model, hidden, self._logprobs_mode, self._pooler, variant)
+        extras = [part.apply(forward).result() for part in parts]
+        states = None if self._drafter is None else target
+        if not inputs.sampled_rows:
+            self._propose(inputs, (), (), states)
+            return build_step_result(inputs, StepTokens(()), extras)
+        chosen = hidden if inputs.decode_only else hidden[torch.from_numpy(inputs.sampled_tokens)]
+        with variant.logits(torch.tensor(inputs.sampled_slots, dtype=torch.int32)):
+            logits = self._model.logits(chosen, whole=self._sampler.strips is None)
+        return self._sample(inputs, sampling, logits, extras, states)
+
+    def _run_eagerly(
+        self,
+        inputs: StepBatch,
+        attention_metadata: AttentionMetadata,
+        parts: Collection[StepPart],
+        variant: StepVariant,
+        carried: Tensor | None,
+    ) -> TargetStates:
+        """Return the hidden states [T, E] of all tokens."""
+        taps = HiddenTaps(frozenset() if self._drafter is None else self._drafter.taps)
         step = StepInputs(
             token_ids=torch.from_numpy(inputs.token_ids),
             positions=torch.from_numpy(inputs.rotary_positions),
             attention=self._backend.plan(attention_metadata),
             carried=carried,
-            taps=None if self._drafter is None else HiddenTaps(self._drafter.taps),
+            taps=None if self._drafter is None else taps,
             states=state_step(
                 self._model,
                 torch.from_numpy(inputs.token_slots),
@@ -173,20 +212,7 @@ class CpuWorker:
             step = part.before_forward(self._model, step, variant)
         with variant.forward(torch.from_numpy(inputs.token_slots)):
             hidden = self._model(variant.inputs(step))
-        for part in parts:
-            part.after_forward(self._model)
-        if sampling is None:
-            return self._hand_on(hidden)
-        forward = ForwardOutput(self._model, hidden, self._logprobs_mode, self._pooler, variant)
-        extras = [part.apply(forward).result() for part in parts]
-        states = None if step.taps is None else TargetStates(hidden, step.taps.hidden)
-        if not inputs.sampled_rows:
-            self._propose(inputs, (), (), states)
-            return build_step_result(inputs, StepTokens(()), extras)
-        chosen = hidden if inputs.decode_only else hidden[torch.from_numpy(inputs.sampled_tokens)]
-        with variant.logits(torch.tensor(inputs.sampled_slots, dtype=torch.int32)):
-            logits = self._model.logits(chosen, whole=self._sampler.strips is None)
-        return self._sample(inputs, sampling, logits, extras, states)
+        return TargetStates(hidden, taps.hidden)
 
     def _hand_on(self, hidden: Tensor) -> StepResult:
         self._link.send(hidden)

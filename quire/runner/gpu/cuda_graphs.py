@@ -164,7 +164,7 @@ def decode_graphs(
     forward = DecodeGraph(size, "forward", None, variant.name, drafts)
     if kind is None:
         return (forward,)
-    if size <= MAX_WHOLE_ROWS and kind != "penalised" and not drafts:
+    if size <= MAX_WHOLE_ROWS and kind != "penalised" and not drafts and not variant.few_graphs:
         return (forward._replace(part="whole", kind=kind),)
     sampling = DecodeGraph(size, "sampling", kind, variant.name if variant.changes_logits else "")
     return forward, sampling
@@ -180,7 +180,7 @@ def decode_graph_groups(
     drafts; if there are more than max_rows, none is penalised, as such rows have passes.
     """
     found: dict[Any, dict[DecodeGraph, None]] = {}
-    steps = [(size, False) for size in capture_sizes(max_rows)]
+    steps = [(size, False) for size in variant_sizes(capture_sizes(max_rows), variant)]
     steps += [(size, True) for size in draft_sizes(draft_rows)]
     least, most = variant.least_rows, variant.most_rows or max_rows
     steps = [(size, drafts) for size, drafts in steps if drafts or least <= size <= most]
@@ -189,7 +189,9 @@ def decode_graph_groups(
             if size > max_rows and kind == "penalised":
                 continue
             for graph in decode_graphs(size, kind, variant, drafts=drafts):
-                if graph.variant == variant.name:
+                # steps without a variant have none that samples so few rows alone
+                samples = variant.few_graphs and kind != "penalised" and size <= MAX_WHOLE_ROWS
+                if graph.variant == variant.name or samples:
                     found.setdefault(graph[1:], {})[graph] = None
     return [sorted(group, reverse=True) for group in found.values()]
 
@@ -206,6 +208,13 @@ def capture_sizes(max_rows: int) -> list[int]:
         found += [found[-1] + grain * i for i in range(1, 5)]
         grain *= 2
     return [*(size for size in found if size < max_rows), max_rows]
+
+
+def variant_sizes(sizes: list[int], variant: StepVariant) -> list[int]:
+    """Return those of capture_sizes() at which decode steps of a variant run."""
+    if not variant.few_graphs:
+        return sizes
+    return [size for i, size in enumerate(sizes) if not i or i % 2 or i + 1 == len(sizes)]
 
 
 def draft_sizes(max_rows: int) -> list[int]:

@@ -38,12 +38,19 @@ from quire.runner.gpu.cuda_graphs import (
     decode_graphs,
     draft_sizes,
     padded_sample_rows,
+    variant_sizes,
     weak_method,
 )
-from quire.runner.gpu.draft_chain import ChainBuffers, ChainGraph, ChainSizes, SlotState
+from quire.runner.gpu.draft_chain import ChainBuffers, ChainSizes, SlotState
 from quire.runner.gpu.draft_proposals import build_proposals
 from quire.runner.gpu.gemm_warmup import warm_up_gemms
-from quire.runner.gpu.graph_groups import GraphKey, VariantGraph, find_graph_groups
+from quire.runner.gpu.graph_groups import (
+    GraphKey,
+    OwnedGraph,
+    StepGraphs,
+    find_graph_groups,
+    find_owners,
+)
 from quire.runner.gpu.kv_memory import KVMemory, touch_memory
 from quire.runner.gpu.mixed_batch_graphs import (
     GraphShape,
@@ -136,6 +143,7 @@ class CudaWorker:
             longest = max([most, *(shape.tokens for shape in graph_shapes(max_tokens, rows))])
             self._token_starts = torch.arange(longest + 1, dtype=torch.int32, device=device)
         self._variants = find_variants(model)
+        self._named = {one.name: one for one in self._variants}
         axes = max(one.rotary_axes for one in self._variants)
         self._mixed_inputs = MixedInputs(
             most, self._max_rows, slots.has_rotary, depth, device, axes
@@ -147,6 +155,7 @@ class CudaWorker:
         self._eager = eager
         shares = self._experts.are_shared
         self._sizes, self._draft_sizes = capture_sizes(rows), draft_sizes(0 if shares else drafts)
+        self._variant_sizes = {one.name: variant_sizes(self._sizes, one) for one in self._variants}
         self._generates, self._samples = generates, generates and link.is_last
         decodes, has_graphs = rows if generates else 0, backend.supports_prefill_graphs
         self._shapes = graph_shapes(max_tokens, decodes) if has_graphs else []
@@ -157,8 +166,9 @@ class CudaWorker:
         self._graph_bytes = 0
         state = SlotState(self._tables, self.last_tokens, self._block_size)
         sizes = ChainSizes(self._max_rows, min(rows, drafts), max_drafts, depth)
-        buffers = ChainBuffers(self._results.ids, self._pinned_io.views, self._graphs.run)
+        buffers = ChainBuffers(self._results.ids, self._pinned_io.views, self._graphs)
         self.proposals = build_proposals(drafter, state, buffers, sizes)
+        self._owners = find_owners(self._variants, self.proposals)
         self._stream.wait_stream(torch.cuda.current_stream(device))
 
     # -- the runner's calls ---------------------------------------------------------------------
@@ -226,12 +236,9 @@ class CudaWorker:
 
     def graph_groups(self) -> list[list[GraphKey]]:
         """Return all graphs that steps may run. Each group begins with its largest."""
-        rows, with_drafts = self._sizes[-1], max(self._draft_sizes, default=0)
-        rows = rows if self._generates else 0
-        found = find_graph_groups(
-            self._graphs, self._variants, self._shapes, rows, with_drafts, samples=self._samples
-        )
-        return [*found, *(self.proposals.graph_groups(self._draft_sizes) if self.proposals else ())]
+        rows = self._sizes[-1] if self._generates else 0
+        steps = StepGraphs(self._shapes, rows, self._draft_sizes, self._samples)
+        return find_graph_groups(self._graphs, self._variants, steps, self.proposals)
 
     def release_kv_memory(self) -> None:
         self.synchronize()
@@ -289,13 +296,10 @@ class CudaWorker:
 
     def _launch(self, graph: GraphKey) -> None:
         """Launch the kernels of a graph, whose integers are where the device reads them."""
-        if isinstance(graph, ChainGraph):
-            assert self.proposals is not None
-            return self.proposals.launch_graph(graph)
-        variant = self._variant_of(graph)
-        if isinstance(graph, VariantGraph):
-            variant.launch_own(graph.key)
-        elif isinstance(graph, GraphShape):
+        if isinstance(graph, OwnedGraph):
+            return self._owners[graph.owner].launch_own(graph.key)
+        variant = self._named[graph.variant]
+        if isinstance(graph, GraphShape):
             self._store_hidden(self._mixed_forward(graph, variant))
         elif graph.part == "sampling":
             assert self._hidden is not None
@@ -309,18 +313,12 @@ class CudaWorker:
             else:
                 self._sample_decode(hidden, graph, variant)
 
-    def _variant_of(self, graph: DecodeGraph | GraphShape | VariantGraph) -> StepVariant:
-        return next(one for one in self._variants if one.name == graph.variant)
-
     def _upload_empty(self, graph: GraphKey) -> None:
         """Upload the integers of a step without rows: it reads and writes no slot."""
-        if isinstance(graph, ChainGraph):
-            assert self.proposals is not None
-            self.proposals.upload_empty()
-        elif isinstance(graph, VariantGraph):
-            self._variant_of(graph).prepare_own(graph.key)
+        if isinstance(graph, OwnedGraph):
+            self._owners[graph.owner].prepare_own(graph.key)
         elif isinstance(graph, GraphShape):
-            padded = pad_to_shape(EMPTY_BATCH, graph, self._variant_of(graph).rotary_axes)
+            padded = pad_to_shape(EMPTY_BATCH, graph, self._named[graph.variant].rotary_axes)
             self._mixed_inputs.upload(padded, self._stored_rows(graph))
         else:
             self._pinned_io.out_of_sync = True
@@ -342,7 +340,7 @@ class CudaWorker:
     ) -> PendingStep | HandedOnStep:
         """padded: rows at which the step runs; 0: as few as will do."""
         how, rows, drafts = self._begin_sampling(inputs), len(inputs.slots), inputs.uses_drafts
-        sizes = self._draft_sizes if drafts else self._sizes
+        sizes = self._draft_sizes if drafts else self._variant_sizes.get(variant.name, self._sizes)
         size = padded or (rows if self._eager else sizes[bisect_left(sizes, rows)])
         graphs = decode_graphs(size, how.graph_kind, variant, drafts=drafts)
         if graphs[0] not in self._graphs:

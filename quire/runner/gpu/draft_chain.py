@@ -15,7 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +27,8 @@ from quire.kernels.gpu.runtime import chain_io, step_io
 from quire.kernels.gpu.runtime.chain_io import PassInputs
 from quire.models.base import StepInputs
 from quire.runner.drafters.base import GraphedHead, TargetStates
-from quire.runner.gpu.cuda_graphs import draft_sizes
+from quire.runner.gpu.cuda_graphs import CudaGraphCache, draft_sizes
+from quire.runner.gpu.graph_groups import drafter_graphs
 from quire.runner.gpu.mixed_inputs import empty_step_buffers
 from quire.runner.gpu.pending_step import DeviceInputs
 from quire.runner.gpu.staging_buffer import StagingBuffer, align_words, pinned_words
@@ -58,7 +59,7 @@ class ChainBuffers(NamedTuple):
 
     chosen: Tensor  # [T or more] int32, sampled tokens of a step
     views: Callable[[int], DeviceInputs]  # the inputs of a decode step of so many tokens
-    run: Callable[[ChainGraph], None]  # replays a graph, or launches its kernels
+    graphs: CudaGraphCache[Any]
 
 
 class ChainSizes(NamedTuple):
@@ -103,7 +104,8 @@ class DraftChain:
         self, head: GraphedHead, slots: SlotState, buffers: ChainBuffers, sizes: ChainSizes
     ) -> None:
         self._head, self._slots = head, slots
-        self._chosen, self._views, self._run = buffers
+        self._chosen, self._views = buffers.chosen, buffers.views
+        self._run = drafter_graphs(buffers.graphs).run
         self._max_tokens, max_rows, self._max_drafts, depth = sizes
         self.states: TargetStates | None = None
         device, groups = slots.tables.device, slots.tables.shape[0]

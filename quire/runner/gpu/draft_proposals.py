@@ -77,14 +77,14 @@ class DraftProposals:
         """Return the graphs of passes behind decode steps of these sizes."""
         return [] if self._chain is None else self._chain.graph_groups(sizes)
 
-    def upload_empty(self) -> None:
+    def prepare_own(self, key: ChainGraph) -> None:
         """Upload what a graph of graph_groups() reads: no rows."""
         assert self._chain is not None, "no graphs"
         self._chain.upload_empty()
 
-    def launch_graph(self, graph: ChainGraph) -> None:
+    def launch_own(self, key: ChainGraph) -> None:
         assert self._chain is not None, "no graphs"
-        self._chain.launch(graph)
+        self._chain.launch(key)
 
     def keep_states(self, hidden: Tensor | None) -> None:
         """Copy the taps to where propose() finds them after a replay. hidden: is kept already."""

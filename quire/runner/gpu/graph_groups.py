@@ -1,67 +1,111 @@
 """Graph groups: all CUDA graphs that an engine captures, and those that are no forward pass of the
-model but a variant's own: of an encoder."""
+model but of an owner: a variant with an encoder, a drafter."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from quire.runner.gpu.cuda_graphs import CudaGraphCache, DecodeGraph, decode_graph_groups
-from quire.runner.gpu.draft_chain import ChainGraph
 from quire.runner.gpu.mixed_batch_graphs import GraphShape
 from quire.runner.parts.base import StepVariant
 
 
-class VariantGraph(NamedTuple):
-    """The key of a graph of a variant's own."""
+class OwnedGraph(NamedTuple):
+    """The key of a graph of an owner, by the owner's name."""
 
-    key: int
-    variant: str
+    key: Any
+    owner: str
 
 
-GraphKey = DecodeGraph | GraphShape | VariantGraph | ChainGraph
+class GraphOwner(Protocol):
+    """What has graphs of its own. Their kernels read and write fixed addresses."""
+
+    def prepare_own(self, key: Any) -> None:
+        """Write what the kernels of a graph read, for a first launch: no rows."""
+        ...
+
+    def launch_own(self, key: Any) -> None:
+        """Launch the kernels of a graph."""
+        ...
+
+
+DRAFTER = "drafter"
+"""Owner of the graphs of a model that drafts."""
+
+
+class DraftingOwner(GraphOwner, Protocol):
+    """A model that drafts behind decode steps."""
+
+    def graph_groups(self, sizes: Sequence[int]) -> Sequence[Sequence[Any]]:
+        """Return its keys behind steps of these sizes; each group begins with its largest."""
+        ...
+
+
+GraphKey = DecodeGraph | GraphShape | OwnedGraph
 
 
 @dataclass(frozen=True, slots=True)
-class VariantGraphs:
-    """Those of one variant, by its own keys."""
+class OwnedGraphs:
+    """Those of one owner, by its own keys."""
 
     cache: CudaGraphCache[Any]
-    variant: str
+    owner: str
 
-    def __contains__(self, key: int) -> bool:
-        return VariantGraph(key, self.variant) in self.cache
+    def __contains__(self, key: Any) -> bool:
+        return OwnedGraph(key, self.owner) in self.cache
 
-    def run(self, key: int) -> None:
+    def run(self, key: Any) -> None:
         """Replay a graph on the current stream; without one, launch its kernels."""
-        self.cache.run(VariantGraph(key, self.variant))
+        self.cache.run(OwnedGraph(key, self.owner))
+
+
+def drafter_graphs(cache: CudaGraphCache[Any]) -> OwnedGraphs:
+    """Return those of the drafter."""
+    return OwnedGraphs(cache, DRAFTER)
+
+
+def find_owners(
+    variants: Sequence[StepVariant], drafter: GraphOwner | None
+) -> dict[str, GraphOwner]:
+    """Return owners by name."""
+    owners: dict[str, GraphOwner] = {one.name: one for one in variants}
+    return owners if drafter is None else owners | {DRAFTER: drafter}
+
+
+class StepGraphs(NamedTuple):
+    """Of which steps there are graphs."""
+
+    shapes: Sequence[GraphShape]  # with prompts, ascending
+    rows: int  # of the largest decode step, or 0
+    draft_sizes: Sequence[int]  # tokens of decode steps with drafts, in no variant without prompts
+    samples: bool  # the model's last layer is here
 
 
 def find_graph_groups(
     cache: CudaGraphCache[Any],
     variants: Sequence[StepVariant],
-    shapes: Sequence[GraphShape],
-    decode_rows: int,
-    draft_rows: int = 0,
-    *,
-    samples: bool = True,
+    steps: StepGraphs,
+    drafter: DraftingOwner | None,
 ) -> list[list[GraphKey]]:
     """Return all graphs that steps may run, those of a variant together.
 
-    Each group begins with its largest. shapes: ascending. decode_rows: of the largest decode step,
-    or 0. draft_rows: of the largest with drafts, which have no variant without prompts. samples:
-    whether the model's last layer is here. Variants may run graphs of their own afterwards.
+    Each group begins with its largest. Variants may run graphs of their own afterwards.
     """
     groups: list[list[GraphKey]] = []
     for variant in variants:
-        if decode_rows and variant.decodes:
-            drafts = draft_rows if variant.has_prompts else 0
-            found = decode_graph_groups(decode_rows, variant, drafts)
-            groups += [[*group] for group in found if samples or group[0].kind is None]
+        if steps.rows and variant.decodes:
+            drafts = max(steps.draft_sizes, default=0) if variant.has_prompts else 0
+            found = decode_graph_groups(steps.rows, variant, drafts)
+            groups += [[*group] for group in found if steps.samples or group[0].kind is None]
         if variant.has_prompts:
-            groups.append([shape._replace(variant=variant.name) for shape in reversed(shapes)])
+            groups.append(
+                [shape._replace(variant=variant.name) for shape in reversed(steps.shapes)]
+            )
     for variant in variants:
-        own = variant.own_graphs(VariantGraphs(cache, variant.name))
-        groups.append([VariantGraph(key, variant.name) for key in own])
+        own = variant.own_graphs(OwnedGraphs(cache, variant.name))
+        groups.append([OwnedGraph(key, variant.name) for key in own])
+    drafted = [] if drafter is None else drafter.graph_groups(steps.draft_sizes)
+    groups += [[OwnedGraph(key, DRAFTER) for key in group] for group in drafted]
     return [group for group in groups if group]

@@ -5,7 +5,7 @@ quire.core.media.encoder_cache decides which pages of the pool an item has.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import msgspec
 import numpy as np
@@ -18,7 +18,9 @@ from quire.core.types import MediaTensor
 from quire.kernels.framework import lazy_fusion
 from quire.models.base import EncoderInput, EncodesMedia, run_to_end
 from quire.runner.media.encoder_graphs import EncoderGraphs
-from quire.sampling.h2d import move_tensor, to_device
+from quire.sampling.h2d import bytes_to_device, to_device
+
+Tensors = tuple[MediaTensor, ...]
 
 
 class EncodeItem(msgspec.Struct, frozen=True, array_like=True):
@@ -28,6 +30,10 @@ class EncodeItem(msgspec.Struct, frozen=True, array_like=True):
     num_rows: int
     tensors: tuple[MediaTensor, ...]
     pages: tuple[int, ...]
+
+    def with_tensors(self, change: Callable[[Tensors], Tensors]) -> EncodeItem:
+        """Return it with its tensors changed."""
+        return msgspec.structs.replace(self, tensors=change(self.tensors))
 
 
 class EncoderPool:
@@ -119,12 +125,7 @@ class EncoderPool:
 
     def _load(self, item: EncodeItem) -> dict[str, Tensor]:
         return {
-            one.name: move_tensor(
-                torch.frombuffer(bytearray(one.data), dtype=getattr(torch, one.dtype)).view(
-                    one.shape
-                ),
-                self._device,
-            )
+            one.name: bytes_to_device(one.data, getattr(torch, one.dtype), one.shape, self._device)
             for one in item.tensors
         }
 

@@ -33,6 +33,7 @@ class MediaRows:
     decodes = False
     least_rows = 1
     most_rows = None
+    few_graphs = False
     has_prompts = True
 
     def __init__(

@@ -13,14 +13,14 @@ forward pass, and reads nothing of it, keeps the graphs of steps without parts (
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import msgspec
 from torch import Tensor
 
-from quire.core.types import StepPlan
+from quire.core.types import MediaTensor, StepPlan
 from quire.models.base import LanguageModel, StepInputs
 from quire.pooling.pooler import Pooler
 from quire.registry import PluginRegistry
@@ -74,6 +74,12 @@ class StepVariant(Protocol):
         ...
 
     @property
+    def few_graphs(self) -> bool:
+        """Whether these steps have graphs of half as many numbers of rows as others, none of which
+        samples too: each takes time at a start, and a row of padding takes little."""
+        ...
+
+    @property
     def has_prompts(self) -> bool:
         """Whether steps with it and rows of prompts have graphs."""
         ...
@@ -114,6 +120,8 @@ class StepVariant(Protocol):
 
 class NoOwnGraphs:
     """Of variants whose only graphs are those of forward passes."""
+
+    few_graphs: bool = False
 
     def own_graphs(self, graphs: OwnGraphs) -> Sequence[int]:
         return ()
@@ -175,6 +183,10 @@ class CombinedVariant(NamedTuple):
     @property
     def most_rows(self) -> int | None:
         return min((one.most_rows for one in self.variants if one.most_rows), default=None)
+
+    @property
+    def few_graphs(self) -> bool:
+        return any(one.few_graphs for one in self.variants)
 
     @property
     def has_prompts(self) -> bool:
@@ -245,12 +257,20 @@ class NoPendingPart:
         return {}
 
 
+ChangeTensors = Callable[[tuple[MediaTensor, ...]], tuple[MediaTensor, ...]]
+"""Takes the bytes out of tensors, or puts them back."""
+
+
 class StepPart(msgspec.Struct, frozen=True, array_like=True):
     """One feature's share of one step."""
 
     keeps_graphs: ClassVar[bool] = False
     """Whether steps with it run graphs without a variant: it changes no inputs, and reads nothing
     that the forward pass returns."""
+
+    divides_attention: ClassVar[int] = 0
+    """Place among the parts that divide the attention of decoding rows among programs, each in a
+    way of its own: a step has the first that its rows are worth. 0: it is none of them."""
 
     @classmethod
     def is_used(cls, shape: TableShape) -> bool:
@@ -261,6 +281,10 @@ class StepPart(msgspec.Struct, frozen=True, array_like=True):
     def prepare(cls, plan: StepPlan, batch: StepBatch) -> StepPart | None:
         """Copy what the feature needs from a plan with rows; None: no row uses the feature."""
         raise NotImplementedError
+
+    def with_tensors(self, change: ChangeTensors) -> StepPart:
+        """Return the part with its tensors of media changed, always in the same order."""
+        return self
 
     @property
     def changes_inputs(self) -> bool:

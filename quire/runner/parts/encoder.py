@@ -8,16 +8,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import cast
 
 import msgspec
 import numpy as np
 import torch
-from torch import Tensor
 
 from quire.attention.base import CrossAttentionStep
 from quire.core.media.sources import sources_of
-from quire.core.types import MediaItem, MediaTensor, Sequence, StepPlan
+from quire.core.types import MediaItem, Sequence, StepPlan
 from quire.kernels.framework import lazy_fusion
 from quire.models.base import (
     EncoderDecoderModel,
@@ -26,9 +26,9 @@ from quire.models.base import (
     SourceInputs,
     StepInputs,
 )
-from quire.runner.parts.base import StepPart, StepVariant
+from quire.runner.parts.base import ChangeTensors, StepPart, StepVariant
 from quire.runner.step_batch import StepBatch
-from quire.sampling.h2d import move_tensor, to_device
+from quire.sampling.h2d import bytes_to_device, to_device
 
 
 class EncoderSource(msgspec.Struct, frozen=True, array_like=True):
@@ -53,6 +53,16 @@ class EncoderPart(StepPart, frozen=True, array_like=True):
             return None
         return cls(tuple(one for seq in starting for one in _new_sources(seq)))
 
+    def with_tensors(self, change: ChangeTensors) -> EncoderPart:
+        def changed(item: MediaItem) -> MediaItem:
+            return replace(item, tensors=change(item.tensors))
+
+        sources = [
+            msgspec.structs.replace(one, media=tuple([changed(item) for item in one.media]))
+            for one in self.sources
+        ]
+        return EncoderPart(tuple(sources))
+
     def before_forward(
         self, model: LanguageModel, step: StepInputs, variant: StepVariant
     ) -> StepInputs:
@@ -75,7 +85,12 @@ class EncoderPart(StepPart, frozen=True, array_like=True):
             media=tuple(
                 EncoderInput(
                     item.modality,
-                    {tensor.name: _on_device(tensor, device) for tensor in item.tensors},
+                    {
+                        one.name: bytes_to_device(
+                            one.data, getattr(torch, one.dtype), one.shape, device
+                        )
+                        for one in item.tensors
+                    },
                 )
                 for one in self.sources
                 for item in one.media
@@ -106,11 +121,6 @@ def _new_sources(seq: Sequence) -> Iterator[EncoderSource]:
     for i in seq.new_sources:
         made = ids or (0,) * sources[i].length
         yield EncoderSource(made, list(seq.cross_tables[i]), seq.slot, sources[i].items)
-
-
-def _on_device(tensor: MediaTensor, device: torch.device) -> Tensor:
-    data = torch.frombuffer(bytearray(tensor.data), dtype=getattr(torch, tensor.dtype))
-    return move_tensor(data.view(tensor.shape), device)
 
 
 PART = EncoderPart

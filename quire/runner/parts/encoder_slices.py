@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from quire.core.scheduling.limits.media_encoder import MediaSteps
 from quire.core.types import StepPlan
 from quire.models.base import LanguageModel
 from quire.runner.media.encoder_pool import EncodeItem
 from quire.runner.media.media_rows import find_media_rows
-from quire.runner.parts.base import StepPart
+from quire.runner.parts.base import ChangeTensors, StepPart
 from quire.runner.profiler import span
 from quire.runner.step_batch import StepBatch
 
@@ -35,7 +37,20 @@ class EncoderSlicesPart(StepPart, frozen=True, array_like=True):
         ]
         return cls(tuple(items), one.blocks, one.ends)
 
+    @classmethod
+    def call(cls, model: LanguageModel, request: bytes) -> bytes:
+        """Run a slice as a step would: a part, as msgpack."""
+        msgspec.msgpack.decode(request, type=cls)._run(model)
+        return b""
+
+    def with_tensors(self, change: ChangeTensors) -> EncoderSlicesPart:
+        items = tuple([one.with_tensors(change) for one in self.items])
+        return msgspec.structs.replace(self, items=items)
+
     def write_inputs(self, model: LanguageModel, batch: StepBatch) -> None:
+        self._run(model)
+
+    def _run(self, model: LanguageModel) -> None:
         """Run the slice, on the first pipeline stage."""
         found = find_media_rows(model)
         if found is None:

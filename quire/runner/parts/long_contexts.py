@@ -15,7 +15,6 @@ from quire.runner.long_contexts import (
     find_long_contexts,
 )
 from quire.runner.parts.base import StepPart
-from quire.runner.shared_prefixes import find_worthy_groups
 from quire.runner.slots import TableShape
 from quire.runner.step_batch import StepBatch
 
@@ -23,13 +22,15 @@ from quire.runner.step_batch import StepBatch
 class LongContextsPart(StepPart, frozen=True, array_like=True):
     """Some row that decodes has a long context."""
 
+    divides_attention = 2
+
     @classmethod
     def is_used(cls, shape: TableShape) -> bool:
         return shape.divides_keys
 
     @classmethod
     def prepare(cls, plan: StepPlan, batch: StepBatch) -> LongContextsPart | None:
-        """None if no context is long, or the step has another way to attend, or another feature."""
+        """None if no context is long, or another feature has a part in the step."""
         if batch.max_context < LONG_CONTEXT or not cls.serves(batch) or plan.parts:
             return None
         contexts = batch.contexts[: batch.num_decodes]
@@ -37,7 +38,7 @@ class LongContextsPart(StepPart, frozen=True, array_like=True):
         least = LONE_CONTEXT if batch.num_decodes == 1 else LEAST_KEYS
         if longest < LONG_CONTEXT or keys < least or longest < LARGE_SHARE * keys:
             return None
-        return None if find_worthy_groups(plan, batch) else cls()
+        return cls()
 
     @classmethod
     def serves(cls, batch: StepBatch) -> bool:

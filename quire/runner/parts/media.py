@@ -18,7 +18,7 @@ from quire.core.types import StepPlan
 from quire.models.base import LanguageModel, StepInputs
 from quire.runner.media.encoder_pool import EncodeItem, row_indexes
 from quire.runner.media.media_rows import FIRST_ROW, find_media_rows
-from quire.runner.parts.base import StepPart, StepVariant
+from quire.runner.parts.base import ChangeTensors, StepPart, StepVariant
 from quire.runner.profiler import span
 from quire.runner.step_batch import StepBatch
 from quire.sampling.h2d import to_device
@@ -65,6 +65,10 @@ class MediaPart(StepPart, frozen=True, array_like=True):
             np.concatenate(rows).tobytes(),
             b"" if spans is None else spans.tobytes(),
         )
+
+    def with_tensors(self, change: ChangeTensors) -> MediaPart:
+        encodes = tuple([one.with_tensors(change) for one in self.encodes])
+        return msgspec.structs.replace(self, encodes=encodes)
 
     @property
     def changes_inputs(self) -> bool:

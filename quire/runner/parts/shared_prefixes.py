@@ -17,6 +17,8 @@ from quire.runner.step_batch import StepBatch
 class SharedPrefixesPart(StepPart, frozen=True, array_like=True):
     """Groups of the batch's rows."""
 
+    divides_attention = 1
+
     groups: tuple[PrefixGroup, ...]
 
     @classmethod

@@ -8,14 +8,14 @@ are replaced by the answer, with errors.
 
 import json
 import random
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from quire import LLM, SamplingParams
-from quire.core.params import BeamSearchParams, LoRARequest
+from quire.core.params import UNIMPLEMENTED_FIELDS, BeamSearchParams, LoRARequest
 from quire.core.types import ThinkingBudget
 from tests import tiers
 from tests.cpu.drafters import heads
@@ -49,6 +49,11 @@ HYBRID_METHODS = ("prediction", "mtp", "suffix", "eagle", "ngram", "draft_model"
 HYBRID_PATHS = {name: PATHS[name] for name in ("together", "preempted", "small chunks")}
 """Of a model with recurrent layers, whose states cannot be swapped."""
 REQUESTS = tiers.amount(14, 24)
+NOT_DRAWN = {
+    *("prediction", "speculative", "thinking_token_budget"),  # drawn apart from the others
+    *("output_kind", "stream_interval", "skip_clone", "extra_args"),  # no token depends on them
+    *("guided_decoding", "bad_words_token_ids"),  # become other fields
+}
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +170,7 @@ def draw_params(rng):
     if "logprobs" not in made:
         made |= maybe(0.1, logprob_token_ids=[3, 90, 41])
     made |= maybe(0.1, prompt_logprobs=rng.choice([0, 2])) | maybe(0.1, skip_special_tokens=False)
+    made |= maybe(0.1, spaces_between_special_tokens=False)
     made |= maybe(0.1, skip_reading_prefix_cache=True) | maybe(0.1, truncate_prompt_tokens=24)
     if longest >= 30 and rng.random() < 0.2:
         made["structured_outputs"] = rng.choice(FORMS)
@@ -172,6 +178,12 @@ def draw_params(rng):
         made |= maybe(0.1, allowed_token_ids=[*range(rng.choice([9, 70]), 200)])
     made |= maybe(0.15, logits_processors=[shifts])
     return made | ({} if "stop" in made else maybe(0.1, detokenize=False))
+
+
+def test_all_fields_are_drawn():
+    drawn_ones = {name for seed in range(400) for name in draw_params(random.Random(seed))}
+    names = {one.name for one in fields(SamplingParams)} - UNIMPLEMENTED_FIELDS.keys()
+    assert names - drawn_ones == NOT_DRAWN
 
 
 class Work:

@@ -5,6 +5,7 @@ Infinities are ordinary values on a GPU; numpy, which does the sums here, would 
 
 import dataclasses
 import functools
+import inspect
 import os
 from pathlib import Path
 
@@ -40,6 +41,8 @@ def eight_bits(monkeypatch):
     def convert(given, source, wanted, mode):
         if source not in kinds or wanted not in kinds:
             return real(given, source, wanted, mode)
+        if source == tl.bfloat16 and wanted == tl.float32:
+            return given.astype(np.uint32) << 16
         raw = torch.from_numpy(np.array(given).reshape(-1).view(np.uint8))
         out = raw.view(kinds[source]).to(kinds[wanted]).view(torch.uint8).numpy()
         return out.view(f"uint{wanted.primitive_bitwidth}").reshape(given.shape)
@@ -87,11 +90,12 @@ def in_less_time(monkeypatch):
     """Leave out what takes the interpreter most of its time and changes no result.
 
     Every call inside of a kernel prepares the language anew, every value looks its dtype up in a
-    new table and has a new type with a new shape, a reduction with a function of the kernel's own
-    goes from element to element, and every sum is computed again in 64 bits to find overflows: the
-    long tier does that.
+    new table and has a new type with a new shape, the types of two operands are compared for each
+    operation, a reduction with a function of the kernel's own goes from element to element, and
+    every sum is computed again in 64 bits to find overflows: the long tier does that.
     """
     tl = pytest.importorskip("triton.language")
+    from triton.language.semantic import TritonSemantic
     from triton.runtime import interpreter
 
     prepared = []  # of each kernel that runs, the modules of the language that are prepared
@@ -130,12 +134,79 @@ def in_less_time(monkeypatch):
 
     monkeypatch.setattr(interpreter, "_get_np_dtype", get_dtype)
     monkeypatch.setattr(interpreter.ReduceOps, "generic_reduce", reduce_halves)
+    monkeypatch.setattr(interpreter, "_patch_builtin", patch_builtins)
+    for name in ("binary_op_type_checking_impl", "broadcast_impl_value"):
+        monkeypatch.setattr(TritonSemantic, name, match_once(getattr(TritonSemantic, name)))
     for kind in (tl.core.block_type, tl.tensor):
         monkeypatch.setattr(kind, "__init__", init_with_known(kind.__init__))
     if not tiers.LONG:
         builder = interpreter.interpreter_builder
         unchecked = dataclasses.replace(builder.options, sanitize_overflow=False)
         monkeypatch.setattr(builder, "options", unchecked)
+
+
+@functools.cache
+def builtins_of(package, builder):
+    """(name, function of the interpreter) of each builtin."""
+    from triton.language.core import is_builtin
+    from triton.language.semantic import TritonSemantic
+
+    semantic = TritonSemantic(builder)
+
+    def with_semantic(member):
+        def call(*args, **kwargs):
+            kwargs["_semantic"] = semantic
+            return inner(*args, **kwargs)
+
+        inner = getattr(member, "__wrapped__", member)
+        return call
+
+    members = inspect.getmembers(package, is_builtin)
+    return [(name, with_semantic(member)) for name, member in members]
+
+
+def patch_builtins(package, builder, scope):
+    for name, member in builtins_of(package, builder):
+        scope.set_attr(package, name, member)
+
+
+def match_once(match):
+    """The function that gives two operands one type and shape, which remembers what each pair of
+    types needs: nothing, a constant, a splat or a broadcast. Casts are made each time."""
+    known = {}
+
+    def key_of(value):
+        return (type(value), value) if isinstance(value, int | float) else value.type.name
+
+    def step_of(before, after):
+        """What makes one of the other, as a function of (builder, value); None: something else."""
+        if after is before:
+            return lambda builder, value: value
+        if isinstance(before, int | float):
+            return lambda builder, value: after
+        kind, old = after.type, before.type
+        make = type(after)
+        if kind.scalar != old.scalar:
+            return None
+        if not old.is_block():
+            return lambda builder, value: make(builder.create_splat(kind, value.handle), kind)
+        if len(old.shape) == len(kind.shape):
+            shape = kind.shape
+            return lambda builder, value: make(builder.create_broadcast(value.handle, shape), kind)
+        return None
+
+    def match_types(self, lhs, rhs, *rules, **named):
+        key = key_of(lhs), key_of(rhs), rules, *named.items()
+        if key in known:
+            left, right = known[key]
+            return left(self.builder, lhs), right(self.builder, rhs)
+        out = match(self, lhs, rhs, *rules, **named)
+        steps = step_of(lhs, out[0]), step_of(rhs, out[1])
+        if None not in steps:
+            known[key] = steps
+        return out
+
+    return match_types
 
 
 def reduce_halves(self, values):

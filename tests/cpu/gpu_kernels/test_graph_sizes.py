@@ -15,7 +15,10 @@ from quire.runner.gpu.cuda_graphs import (
     decode_graph_groups,
     decode_graphs,
     padded_sample_rows,
+    variant_sizes,
 )
+from quire.runner.long_contexts import LongContextRows
+from quire.runner.parts.base import PLAIN
 
 
 def test_sizes_grow_with_the_rows_and_end_with_the_largest_step():
@@ -140,3 +143,19 @@ def test_a_body_that_waits_is_found(monkeypatch, caplog):
     with pytest.raises(RuntimeError, match="broken"):
         graphs.launch_without_waits("fails")
     assert mode == [0]
+
+
+def test_steps_with_long_contexts_have_half_of_the_sizes_and_their_sampling_apart():
+    variant = LongContextRows()
+    found = variant_sizes(capture_sizes(256), variant)
+    assert found == [1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256]
+    assert variant_sizes(capture_sizes(5), variant) == [1, 2, 4, 5]
+    plain, own = ({graph for group in decode_graph_groups(256, one) for graph in group}
+                  for one in (PLAIN, variant))  # fmt: skip
+    assert not plain & own
+    for size in found:
+        for kind in (None, "greedy", "random", "penalised"):
+            graphs = decode_graphs(size, kind, variant)
+            assert graphs[0].part == "forward"
+            assert {*graphs} <= plain | own
+    assert len(own) == len(found) + 2 * 4, "forward passes, and sampling of 1, 2, 4 and 8 rows"

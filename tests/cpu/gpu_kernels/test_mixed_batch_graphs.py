@@ -90,7 +90,7 @@ def test_a_step_without_rows_is_padding_alone():
         ([(CAPTURED_TOKENS + 1, 0, True)], 8192),
         ([(100, 0, True)], 64),
         ([(2, 0, True)] * PROMPT_ROWS, 8192),
-        ([(1, 3, True)] * 129 + [(9, 0, True)], 8192),
+        ([(1, 3, True)] * 257 + [(9, 0, True)], 8192),
     ],
     ids=["many tokens", "more than a step may have", "many prompts", "many decodes"],
 )
@@ -132,5 +132,6 @@ def test_the_shapes_are_few_and_fit_the_budget():
 
 def test_much_padding_is_worse_than_single_launches():
     assert select_graph_shape(inputs_of([(500, 0, True)]), SHAPES).tokens == 512
-    assert select_graph_shape(inputs_of([(600, 0, True)]), SHAPES) is None
-    assert select_graph_shape(inputs_of([(700, 0, True)]), SHAPES).tokens == 768
+    shapes, decodes = graph_shapes(8192, 512), [(1, 3, True)] * 257
+    assert select_graph_shape(inputs_of([*decodes, (255, 0, True)]), shapes) == (768, 512, "")
+    assert select_graph_shape(inputs_of([*decodes, (257, 0, True)]), shapes) is None

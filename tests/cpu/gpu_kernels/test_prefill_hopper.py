@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from quire.kernels.framework.op import OPS
+from quire.kernels.gpu.attention import split_plan
+from quire.kernels.gpu.attention.split_plan import AttentionExtras
 from quire.kernels.paged_attention import _case
 from tests import tiers
 from tests.cpu.gpu_kernels import gluon_on_torch, gluon_partitions
@@ -83,12 +85,17 @@ def language(gl, programs):
 @pytest.fixture
 def in_python(monkeypatch):
     """The kernel runs as Python, on a device of some multiprocessors."""
+    from triton.experimental.gluon import language as gl
+
     from quire.kernels.gpu.attention import paged_attention_prefill_hopper as hopper
+    from quire.kernels.gpu.attention import paged_attention_prefill_loader as loader
 
     body = hopper.prefill_hopper_kernel
     constants = {
-        name: getattr(hopper, name).value
-        for name in ("LOG2E", "LOWEST_SCORE", "SCAN", "ROWS", "HALF")
+        name: value.value
+        for module in (hopper, loader)
+        for name, value in vars(module).items()
+        if isinstance(value, gl.constexpr)
     }
 
     def launch(grid, tensors, numbers, consts, tiles):
@@ -97,34 +104,54 @@ def in_python(monkeypatch):
             base=cache.base.view(-1, cache.base.shape[-1]), shape=cache.shape,
             block_shape=cache.block_shape, layout=None,
         )  # fmt: skip
+        hopper.programs = grid[0]
         gluon_on_torch.run(body, grid, tensors, numbers, consts, constants, (rows,), language)
 
+    monkeypatch.setattr(hopper, "programs", 0, raising=False)
     monkeypatch.setattr(hopper, "prefill_hopper_kernel", launch)
     monkeypatch.setattr(hopper, "sm_count", lambda device: 2)
     return hopper
 
 
 @pytest.mark.parametrize(
-    ("rows", "how"),
+    ("rows", "how", "programs"),
     [
-        ([(70, 150), (9, 9)], {}),
-        ([(40, 240)], {"turns": False}),
+        ([(70, 150), (9, 9), (90, 99)], {}, 2),
+        ([(40, 240)], {"turns": False}, 2),
         *tiers.long(
-            ([(1, 1), (130, 130)], {}),
-            ([(20, 20), (3, 260)], {"stages": 3}),
-            ([(33, 97)], {}),
+            ([(1, 1), (130, 130)], {}, 2),
+            ([(20, 20), (3, 260)], {"stages": 3}, 4),
+            ([(33, 97)], {}, 2),
         ),
     ],
 )
-def test_tiles_of_keys_come_in_the_order_in_which_they_are_needed(rows, how, in_python):
+def test_tiles_of_keys_come_in_the_order_in_which_they_are_needed(rows, how, programs, in_python):
     torch.manual_seed(0)
     case = _case(torch.device("cpu"), (4, 2, 64, 16), rows, torch.bfloat16)
     out = torch.full_like(case["q"], float("nan"))
-    extras = SimpleNamespace(
-        scale=case["scale"], window=None, sinks=None, rows=None, counters=None, max_context=None
-    )
+    counters = torch.zeros(64, dtype=torch.int32)
+    extras = AttentionExtras(case["scale"], counters=counters)
     in_python.launch(
         out, case["q"], case["cache"], case["tables"], case["q_starts"], case["contexts"], 0,
         extras, keys=KEYS, **how,
     )  # fmt: skip
     torch.testing.assert_close(out, REFERENCE(**case), atol=2e-2, rtol=2e-2)
+    assert not counters.any()
+    assert in_python.programs == programs
+
+
+def test_programs_share_the_keys_of_few_tiles(in_python, monkeypatch):
+    monkeypatch.setattr(in_python, "sm_count", lambda device: 8)
+    for module in (in_python, split_plan):
+        monkeypatch.setattr(module, "MIN_SPLIT_KEYS", 2 * KEYS)
+    torch.manual_seed(0)
+    case = _case(torch.device("cpu"), (4, 2, 64, 16), [(40, 300), (3, 80)], torch.bfloat16)
+    out, counters = torch.full_like(case["q"], float("nan")), torch.zeros(64, dtype=torch.int32)
+    extras = AttentionExtras(case["scale"], counters=counters)
+    in_python.launch(
+        out, case["q"], case["cache"], case["tables"], case["q_starts"], case["contexts"], 0,
+        extras, keys=KEYS,
+    )  # fmt: skip
+    assert in_python.programs == 2 * 2 * 4, "two tiles for each of two heads, of four programs each"
+    torch.testing.assert_close(out, REFERENCE(**case), atol=2e-2, rtol=2e-2)
+    assert not counters.any()

@@ -70,12 +70,25 @@ class Tiny:
         self.slots.copy_(self.tables[:, position // B].long() * B + position % B)
 
     def forward(self):
-        x, res = embedding(self.ids, self.embed), None
+        return self.run(self.ids, self.positions, self.step)
+
+    def forward_of(self, sizes):
+        """The first tokens, in so many sequences."""
+        tokens, rows = sizes
+        batch = self.step.metadata
+        own = AttentionMetadata(
+            batch.q_starts[: rows + 1], batch.contexts[:rows], (self.tables[:rows],),
+            (self.slots[:tokens],), 1, 128,
+        )  # fmt: skip
+        return self.run(self.ids[:tokens], self.positions[:tokens], Backend(self.cache).plan(own))
+
+    def run(self, ids, positions, step):
+        x, res = embedding(ids, self.embed), None
         x, res = rms_norm(x, self.norm, 1e-6, res)
         q, k, v = linear(x, self.qkv).view(-1, H + 2 * K, D).split([H, K, K], 1)
         q, k = rms_norm(q, self.head_norm, 1e-6)[0], rms_norm(k, self.head_norm, 1e-6)[0]
-        q, k = rope(q, k, self.positions, self.table)
-        x = linear(self.step.run(q, k, v, Layer).flatten(1), self.out)
+        q, k = rope(q, k, positions, self.table)
+        x = linear(step.run(q, k, v, Layer).flatten(1), self.out)
         x, res = rms_norm(x, self.norm, 1e-6, res)
         x = linear(act_mul(linear(x, self.up), "silu"), self.down)
         return linear(add(x, res), self.embed)
@@ -238,6 +251,45 @@ def test_blocks_of_an_arena_never_overlap():
     assert sum(size for _, size in arena._free_spans) >= arena.reserved_bytes - 128 * len(
         arena._chunks
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_sized_tape_equals_the_eager_run_at_each_size(dtype):
+    model, recorder = Tiny(40, dtype), TapeRecorder()
+    before = model.cache[0].clone()
+    tape = recorder.record_sized(model.forward_of, (40, 9))
+    assert torch.equal(model.cache[0], before), "recording runs no op"
+    assert 0 <= recorder.arena.allocated_bytes - tape._result.nbytes < 64
+    for sizes in (1, 1), (40, 9), (2, 2), (7, 3), (33, 1), (39, 8), (5, 5):
+        tokens, rows = sizes
+        model.fill(3 * tokens)
+        starts = torch.linspace(0, tokens, rows + 1).int()
+        model.step.metadata.q_starts[: rows + 1] = starts
+        model.contexts[:rows] = starts.diff() + 2
+        got = tape.replay(sizes)[:tokens].clone()
+        written = model.cache[0].clone()
+        model.cache[0].copy_(before)
+        assert torch.equal(got, model.forward_of(sizes))
+        assert torch.equal(written, model.cache[0])
+        model.cache[0].copy_(before)
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda x: add(x, x) if len(x) < 3 else add(add(x, x), x), "ops of a step differ"),
+        (lambda x: add(x[len(x) // 3 :], x[: len(x) - len(x) // 3]), "no multiple"),
+        (lambda x: add(x[:1], x[:1]) if len(x) > 9 else add(x, x), "results of a step differ"),
+        (lambda x: on_replay(torch.neg, add(x, x)), "has one size"),
+        (lambda x: add(x, x) * 2, r"aten\.mul"),
+    ],
+)
+def test_a_sized_recording_refuses_what_is_not_linear_in_its_size(function, why):
+    x, recorder = torch.randn(20, 8), TapeRecorder()
+    with pytest.raises(NotRecordableError, match=why):
+        recorder.record_sized(lambda sizes: function(x[: sizes[0]]), (20,))
+    assert library.active_recording is None
+    assert recorder.arena.allocated_bytes == 0
 
 
 def test_another_thread_is_not_recorded():

@@ -1,7 +1,7 @@
 """Prompts with media whose items are encoded slice by slice, beside a stream of text."""
 
 from quire import LLM, SamplingParams
-from quire.core.media import encoder_slices
+from quire.engine.startup import scheduler_setup
 from quire.runner.media.encoder_pool import EncoderPool
 
 
@@ -11,7 +11,7 @@ def check_slices(folder, prompts, monkeypatch, **settings):
     monkeypatch.setattr(
         EncoderPool, "encode_slice", lambda own, *at: (ran.append(at), run_slice(own, *at))
     )
-    monkeypatch.setattr(encoder_slices, "SLICE_ROWS", 1)
+    monkeypatch.setitem(scheduler_setup.SLICES, "cpu", (1, 0))
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
     stream = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
     llm = LLM(str(folder), dtype="float32", **settings)

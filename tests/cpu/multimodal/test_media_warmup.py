@@ -2,14 +2,19 @@
 
 import msgspec
 import pytest
+import torch
 
 from quire import LLM
 from quire.engine.build import build_scheduler
+from quire.engine.startup import warmup
 from quire.engine.startup.media_warmup import largest_items, media_request
 from tests import tiers
 from tests.cpu.multimodal import families, qwen_models
 
-OPTIONS = {"dtype": "float32", "kv_cache_memory_bytes": "64MiB", "max_model_len": 2048}
+OPTIONS = {
+    "dtype": "float32", "kv_cache_memory_bytes": "64MiB", "max_model_len": 2048,
+    "inter_token_target_ms": 40,
+}  # fmt: skip
 NAMES = ["llava", "qwen2_5_vl", *tiers.long("gemma3", "idefics3", "qwen3_vl")]
 
 
@@ -35,7 +40,15 @@ def test_a_start_sends_one_item_through_the_encoder(tmp_path, name):
     rows = [one.num_rows for one in most]
     assert section.step_rows // 2 < sum(rows) <= section.step_rows
     llm.engine.executor.call("call_part", "media", msgspec.msgpack.encode(most[:1]))
-    assert llm.engine.executor.runner.model.media_rows.pool.allocate()[: rows[0]].any()
+    pool = llm.engine.executor.runner.model.media_rows.pool
+    assert pool.allocate()[: rows[0]].any()
+    wanted = pool.allocate()[: rows[0]].clone()
+    pool.allocate().zero_()
+    with warmup._beside_slices((scheduler, llm.engine.executor), llm.config, most[:1]):
+        assert (
+            not pool.allocate().any()
+        )  # steps run while the states of the last slice but one live
+    assert torch.equal(pool.allocate()[: rows[0]], wanted)
 
 
 def test_a_model_of_text_has_none():

@@ -10,8 +10,8 @@ import torch
 from quire import LLM, SamplingParams
 from quire.config.engine_config import MediaEncoderSection
 from quire.config.facts import read_hf_config
-from quire.core.media import encoder_slices
 from quire.core.types import MediaItem, StopConditions
+from quire.engine.startup import scheduler_setup
 from quire.errors import RequestError
 from quire.media.image_ops import from_tensor
 from quire.media.processor import DecodedImage
@@ -196,7 +196,7 @@ def test_a_batch_of_prompts_is_answered_as_by_transformers(family, name):
 
 def test_prompts_whose_items_are_encoded_in_slices_are_answered_the_same(family, monkeypatch):
     """Beside a text that decodes all the while, and while other items are encoded."""
-    monkeypatch.setattr(encoder_slices, "SLICE_ROWS", 1)
+    monkeypatch.setitem(scheduler_setup.SLICES, "cpu", (1, 0))
     ran, run_slice = [], EncoderPool.encode_slice
     monkeypatch.setattr(
         EncoderPool, "encode_slice", lambda own, *at: (ran.append(at), run_slice(own, *at))

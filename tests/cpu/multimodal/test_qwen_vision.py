@@ -117,6 +117,13 @@ def test_pixels_are_resized_on_the_device_as_torchvision_resizes_them(size):
     assert torch.equal(resized_by_products(pixels, *size), want.float())  # as a GPU does
 
 
+def test_sums_that_float32_would_round_are_whole_numbers():
+    chance = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (1, 1500, 1500, 3), dtype=torch.uint8, generator=chance)
+    want = resized(pixels, 300, 300).float()
+    assert torch.equal(resized_by_products(pixels, 300, 300), want)
+
+
 def test_a_first_stage_has_all_layers_that_features_are_added_after(tmp_path):
     saved("qwen3_vl", tmp_path)
     model_type, config = read_model_config(read_hf_config(tmp_path))

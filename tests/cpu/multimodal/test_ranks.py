@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from quire import LLM
+from quire.core.media import item_tensors
 from quire.core.types import MediaItem
+from quire.executors.step_arrays import StepArrayWriter
 from tests.cpu.engine_of import request
 from tests.cpu.multimodal.families import image, made
 
@@ -59,7 +61,17 @@ def want_of(pair, images, tokens=8):
 @pytest.mark.usefixtures("forked")
 @pytest.mark.slow("engines of several processes")
 @pytest.mark.parametrize("ranks", RANKS)
-def test_the_tokens_are_those_of_transformers(pair, ranks):
+def test_the_tokens_are_those_of_transformers(pair, ranks, monkeypatch):
+    """Pixels are in memory that ranks share, or in messages if that is full; none are left."""
+    monkeypatch.setattr(item_tensors, "BEHIND_BYTES", 1)
+    writers, place = [], StepArrayWriter.place
+
+    def counted(self, *args):
+        places = None if len(writers) == 1 else place(self, *args)
+        writers.append((self, places))
+        return places
+
+    monkeypatch.setattr(StepArrayWriter, "place", counted)
     prompts = {f"r{n}": [image(*size) for size in SIZES[:n]] for n in range(4)}
     llm = LLM(str(pair.folder), **COMMON, **RANKS[ranks], max_num_batched_tokens=24)
     engine = llm.llm_engine.engine
@@ -71,7 +83,9 @@ def test_the_tokens_are_those_of_transformers(pair, ranks):
             assert update.error is None
             found.setdefault(update.request_id, []).extend(update.token_ids)
     stats = engine.snapshot().media
+    assert all(one.held_messages == 0 for one, _ in writers)
     llm.llm_engine.engine.shutdown()
+    assert sum(bool(places) for _, places in writers) >= (2 if "two" in ranks else 0)
     assert found == {name: want_of(pair, images) for name, images in prompts.items()}
     assert stats.misses == 3, "an item of several requests is encoded once"
     assert stats.capacity_bytes == 32 * 64 * 4, "the 24 tokens of a step, in pages of 16"

@@ -12,7 +12,7 @@ from quire.config.memory.kv_format import KV_FORMATS
 from quire.config.memory.kv_layout import group_layers
 from quire.kernels.native import library
 from quire.models.base import StepInputs
-from quire.runner.cpu.tape_cache import DecodeForward, TapeCache, padded_rows
+from quire.runner.cpu.tape_cache import StepForward, TapeCache, padded_rows
 from quire.runner.kv_tensors import allocate_kv_tensors
 from quire.runner.step_batch import StepBatch
 from tests.cpu.engine_of import TINY, engine_of, model_of, request, run
@@ -64,7 +64,7 @@ def graphs_over():
         layers, group_layers(layers), num_blocks=64, block_size=BLOCK, form=KV_FORMATS["float32"]
     )
     backend = Backend(cache)
-    forward = DecodeForward(model, backend, max_rows=16, width=32, groups=1)
+    forward = StepForward(model, backend, max_rows=16, max_tokens=64, width=32, groups=1)
     return TapeCache(forward), model, backend, cache
 
 

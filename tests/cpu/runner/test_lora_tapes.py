@@ -4,7 +4,7 @@ import pytest
 
 from quire import LLM
 from quire.kernels.native import library
-from quire.kernels.native.op_tape import OpTape
+from quire.kernels.native.op_tape import OpTape, SizedTape
 from quire.runner.cpu.cpu_worker import CpuWorker
 from quire.runner.cpu.tape_cache import TapeCache
 from tests import tiers
@@ -28,11 +28,16 @@ def test_tapes_give_the_bits_of_eager_steps(adapters, path):
     settings = SETTINGS | PATHS[path]
     want = run(LLM("embedded", enforce_eager=True, **settings), adapters, 2)
     llm = LLM("embedded", **settings)
-    with counted(OpTape, "replay") as replays, counted(CpuWorker, "_compute") as steps:
+    with (
+        counted(OpTape, "replay") as replays,
+        counted(SizedTape, "replay") as mixed,
+        counted(CpuWorker, "_compute") as steps,
+    ):
         assert run(llm, adapters, 2) == want
     decodes = [parts for batch, parts in steps if batch.decode_only]
     assert any(decodes)
     assert len(replays) == len(decodes)
+    assert len(mixed) == len(steps) - len(decodes) > 0
     if path == "preempted":
         assert llm.llm_engine.engine.stats().preemptions
 

@@ -108,3 +108,12 @@ def test_a_step_with_any_drafts_may_cost_much():
     few = measured(seconds, chances=[0.9] * 1)
     assert few.price(ROWS) > 0.9
     assert measured(seconds, chances=[0.9] * 8).price(ROWS) < 0.9
+
+
+def test_numbers_of_drafts_that_are_close_do_not_show_the_price_of_one():
+    """Steps of 14 and 16 drafts differ by noise, as much as forty drafts cost."""
+    seconds = lambda drafts: gpu(drafts) + 0.0004 * (drafts == 16)  # noqa: E731
+    costs = measured(seconds, chances=CHANCES, counts=(14, 16))
+    assert costs.price(ROWS) < 0.2
+    costs.observe_plain(2 * ROWS, gpu(0))
+    assert costs.price(2 * ROWS) < 0.5, "of other rows, with which no drafts were measured"

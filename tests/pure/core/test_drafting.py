@@ -9,9 +9,10 @@ from itertools import count
 import pytest
 
 from quire.core.scheduling.drafting import LAST_WAIT, Drafting
+from quire.core.scheduling.limits.base import NO_BOUND
 from quire.core.scheduling.order.fair import OUTPUT_COST, FairQueue
 from quire.core.scheduling.order.fifo import Fifo
-from quire.core.types import DraftCounts, StopConditions
+from quire.core.types import DraftCounts, StepResult, StopConditions
 from quire.engine.core.engine_core import EngineCore
 from quire.executors.fake import Executor
 from tests.pure.core.builders import request, sequence
@@ -49,10 +50,14 @@ def compute_bound(rows, tokens):
 class Simulation:
     """Runs requests, with the time that steps would take, two of them in flight."""
 
-    def __init__(self, rows, acceptance, cost, *, drafts=7, tokens=400, model=False, host=0.1):
+    def __init__(
+        self, rows, acceptance, cost, *, drafts=7, tokens=400, model=False, host=0.1, most=NO_BOUND
+    ):
+        """most: rows of a step with drafts."""
         setup = Setup(
             blocks=rows * 64, block_size=16, budget=8192, slots=512, max_rows=512, depth=2
         )
+        setup.draft_rows = most
         setup.drafts, setup.adaptive, setup.model_proposes = drafts, True, model
         propose = proposer(acceptance)
         setup.proposer = propose if drafts else None
@@ -117,6 +122,14 @@ def test_drafts_cost_little_where_they_bring_nothing(rows, acceptance, cost, mod
 @pytest.mark.parametrize("model", [False, True])
 def test_accepted_drafts_pay_where_tokens_are_cheap(rows, least, model):
     assert speedup(rows, lambda _: 0.95, memory_bound, model=model) > least * (0.7 if model else 1)
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_what_any_draft_costs_is_not_taken_for_the_price_of_each(rows):
+    """A step with drafts takes longer, and each draft hardly anything: two drafts do not pay, so
+    that more have to be tried."""
+    cost = lambda rows, tokens: 1.0 + 0.002 * tokens + 0.4 * (tokens > rows)  # noqa: E731
+    assert speedup(rows, lambda _: 0.95, cost, tokens=250) > 2.0
 
 
 @pytest.mark.parametrize("model", [False, True])
@@ -252,7 +265,7 @@ def test_a_step_that_measures_plain_time_has_no_passes_of_a_model():
     drafting.add(seq.request, [seq])
     made = {}
     for drafting.step in range(4, 8):
-        made[drafting.step] = drafting.end_plan(0) > 0
+        made[drafting.step] = drafting.end_plan(1, 0) > 0
     assert made == {4: False, 5: False, 6: True, 7: True}
 
 
@@ -260,9 +273,9 @@ def test_a_model_makes_no_drafts_where_no_sequence_has_any():
     drafting = Drafting(None, max_drafts=3, model=True, adaptive=False)
     quiet = sequence()
     drafting.add(replace(quiet.request, speculates=False), [quiet])
-    assert drafting.end_plan(0) == 0
+    assert drafting.end_plan(1, 0) == 0
     drafting.add(quiet.request, [quiet])
-    assert drafting.end_plan(0) == 3
+    assert drafting.end_plan(1, 0) == 3
 
 
 def verifying(rows, tokens):
@@ -293,3 +306,75 @@ def test_the_step_behind_an_awaited_one_is_planned_before_its_updates_are_read()
             several += 1
             assert engine._in_flight, "the device has work while the updates are read"
     assert several > 5
+
+
+def looks_of(run):
+    """Run a simulation. Returns by step how many sequences ran, how many were looked at, drafts."""
+    found, drafting, plan = [], run.scheduler._drafting, run.scheduler.plan
+    choose, looks = drafting.choose, count()
+
+    def counted(seq):
+        next(looks)
+        return choose(seq)
+
+    def planned():
+        running, before = len(run.scheduler._running), next(looks)
+        made = plan()
+        found.append((running, next(looks) - before - 1, made.num_drafts))
+        return made
+
+    drafting.choose, run.scheduler.plan = counted, planned
+    run.run()
+    return found
+
+
+def test_no_sequence_is_looked_at_in_a_step_without_room_for_drafts():
+    run = Simulation(32, lambda _: 0.9, memory_bound, tokens=60, most=32)
+    steps = [one for one in looks_of(run) if one[0] == 32]
+    assert len(steps) > 40
+    assert all(looks == drafts == 0 for _, looks, drafts in steps)
+
+
+@pytest.mark.parametrize("rows", [16, 64, 200])
+def test_few_sequences_are_looked_at_where_nothing_is_accepted(rows):
+    """A look costs the host several rows: old rules looked at every one of 200 in every step, as
+    long as there was room for a few drafts."""
+    run = Simulation(rows, lambda _: 0.0, memory_bound, tokens=150, most=256)
+    steps = [one for one in looks_of(run) if one[0] == rows]
+    assert sum(looks for _, looks, _ in steps) <= len(steps) * max(rows / 64, 1) + 4 * rows
+    assert sum(drafts > 0 for *_, drafts in steps) < len(steps) / 6
+
+
+def test_a_model_proposes_nothing_that_no_step_has_room_for():
+    drafting = Drafting(None, max_drafts=3, model=True, step_rows=256)
+    seq = sequence()
+    drafting.add(seq.request, [seq])
+    made = {}
+    for step, (running, rows) in enumerate([(0, 9), (9, 250), (250, 256), (256, 512)], 1):
+        drafting.begin_plan(step, running, 0)
+        made[step] = drafting.end_plan(rows, 0) > 0
+    assert made == {1: True, 2: True, 3: False, 4: False}
+
+
+def test_drafts_behind_a_row_without_a_token_do_not_keep_its_sequence():
+    """The row in flight with drafts is stale, and the sequence has the next one."""
+    setup = Setup(depth=2, drafts=3, adaptive=False, proposer=proposer(lambda _: 1.0))
+    scheduler, _, _ = setup.build()
+    engine = EngineCore(scheduler, Executor(next_token), steps_in_flight=2, check=True)
+    engine.add(request("a", (5, 1, 2), stop=StopConditions(20)))
+    submit, lost = engine._executor.submit, []
+
+    def losing(plan):
+        result = submit(plan)
+        if not lost:
+            lost.append(plan)
+            engine._executor._tokens[plan.rows[0].seq.slot].pop()
+            result._result = StepResult([()])
+        lost.append(plan.num_drafts)
+        return result
+
+    engine._executor.submit = losing
+    for _ in range(100):
+        engine.step()
+    assert lost[2] > 0, "the step in flight behind the lost token has drafts"
+    assert engine.idle

@@ -5,9 +5,8 @@ import random
 import pytest
 
 from quire.config.memory.part_facts import PAGE_ROWS
-from quire.core.media import encoder_slices
 from quire.core.media.encoder_cache import EncoderCache, pages_for
-from quire.core.media.encoder_slices import EncoderSlices
+from quire.core.media.encoder_slices import EncoderSlices, SliceSizes
 from quire.core.media.item_rows import least_tokens, rows_between, start_of_divided_run
 from quire.core.scheduling.limits.media_encoder import MediaEncoderLimit, MediaSteps
 from quire.core.scheduling.limits.undivided_runs import UndividedRunLimit
@@ -122,14 +121,14 @@ LARGE = {"max_rows": 4096, "cache_rows": 8192}
 
 
 @pytest.mark.parametrize("rows_beside", [(300, 1), (200, 2), (600, 1)])
-@pytest.mark.parametrize("slices", [0, 8])
-def test_a_step_beside_decoding_rows_of_several_ranks_encodes_less(rows_beside, slices):
+@pytest.mark.parametrize("paced", [False, True])
+def test_a_step_beside_decoding_rows_of_several_ranks_encodes_less(rows_beside, paced):
     """A first step decodes nothing yet; in the second the first request does."""
     rows, beside = rows_beside
     images = [ask(f"r{i}", item(0, rows, i)) for i in range(8)]
     counts = []
     for texts in ([], [ask("text", tail=5, tokens=100)]):
-        setup = Setup(media=LARGE | {"slices": slices}, budget=8192, blocks=4000, ranks=2)
+        setup = Setup(media=LARGE | {"paced": paced}, budget=8192, blocks=4000, ranks=2)
         run = Run(setup, [*texts, *images])
         for one in texts:
             run.add(one)
@@ -138,13 +137,13 @@ def test_a_step_beside_decoding_rows_of_several_ranks_encodes_less(rows_beside, 
             run.add(one)
         found = next(one for one in run.scheduler.plan().parts if isinstance(one, MediaSteps))
         counts.append(max(len(step.encodes) for step in found.ranks))
-    assert counts == [4, beside if slices else 4]
+    assert counts == [4, beside if paced else 4]
 
 
-def slices_beside(texts, images, **media):
+def slices_beside(texts, images, whole_rows=0):
     """Run texts, and images behind them. Returns each step's slice, (items, blocks) or None, from
     the first to the last that has one, and rows of the step."""
-    media = LARGE | {"slices": 8} | media
+    media = LARGE | {"slices": SliceSizes(8, 64, whole_rows)}
     run = Run(Setup(media=media, budget=8192, blocks=4000), [*texts, *images])
     for one in texts:
         run.add(one)
@@ -153,8 +152,8 @@ def slices_beside(texts, images, **media):
 
     def record(plan):
         part = next((one for one in plan.parts if isinstance(one, MediaSteps)), None)
-        whole = part and any(step.encodes for step in part.ranks)
-        assert not whole, "a step beside decoding rows encodes an item whole"
+        rows = part and [one.item.num_rows for step in part.ranks for one in step.encodes]
+        assert not rows or max(rows) <= whole_rows, "a step beside decoding rows encodes it whole"
         one = part and part.slice
         digests = one and b"".join(each.item.digest for each in one.encodes)
         found.append((one and (digests, one.blocks), [row.seq.request.id for row in plan.rows]))
@@ -184,9 +183,20 @@ def test_an_item_is_encoded_in_slices_beside_decoding_rows_and_its_prompt_contin
     assert (stats.misses, stats.hits, stats.encoded_rows) == (2, 0, 356)
 
 
+def test_an_item_of_few_rows_is_not_divided_where_those_are_quick():
+    images = [ask("a", item(0, 40, 1)), ask("b", item(0, 256, 2)), ask("c", item(0, 41, 3))]
+    run, found = slices_beside([ask("t", tail=5, tokens=100)], images, whole_rows=40)
+    assert {one[0] for one, _ in found if one} == {b"\2", b"\3"}
+    assert run.model.encoded_items.count(b"\1") == 1
+
+
 def test_an_item_whose_space_others_took_meanwhile_is_dropped():
     cache = EncoderCache(12)
-    slices, one, large = EncoderSlices(2, cache), item(0, 130, 1), item(0, 12 * PAGE_ROWS, 2)
+    slices, one, large = (
+        EncoderSlices(SliceSizes(2, 64), cache),
+        item(0, 130, 1),
+        item(0, 12 * PAGE_ROWS, 2),
+    )
     for each in (one, large):
         cache.add_reference(each.digest)
     assert slices.want(one)
@@ -327,6 +337,5 @@ def test_the_cache_keeps_its_pages_whatever_happens():
 
 
 @pytest.mark.parametrize("seed", range(tiers.amount(15, 600)))
-def test_requests_with_items_have_their_outputs_whatever_the_engine_is(seed, monkeypatch):
-    monkeypatch.setattr(encoder_slices, "SLICE_ROWS", 8)  # items have few rows
+def test_requests_with_items_have_their_outputs_whatever_the_engine_is(seed):
     random_media_run(seed)

@@ -73,3 +73,22 @@ def test_if_the_first_ends_another_one_computes():
     rows = [row for step in found for row in step if row[0] != "a"]
     assert rows[0] in {("b", 16, 16), ("b", 0, 16)}
     assert next(row for row in rows if row[0] == "c") == ("c", 32, 9)
+
+
+@pytest.mark.parametrize(("count", "wait"), [(3, False), (4, False), (5, True)])
+def test_many_wait_for_a_short_beginning_and_few_do_not(count, wait):
+    """One block in common is half of what a sequence alone waits for: four must save it."""
+    found = planned([request(f"{i}", [*range(8), 50 + i]) for i in range(count)], 4)
+    started = [(f"{i}", 0, 9) for i in range(count)]
+    if not wait:
+        assert found[0] == started
+        return
+    assert found[0] == started[:1]
+    rows = [row for step in found[1:] for row in step if row[0] != "0"]
+    assert rows[: count - 1] == [(f"{i}", 8, 1) for i in range(1, count)]
+
+
+def test_a_prompt_that_begins_otherwise_does_not_wait_with_them():
+    odd = request("x", [7, *range(1, 8), 60])
+    found = planned([*(request(f"{i}", [*range(8), 50 + i]) for i in range(5)), odd], 1)
+    assert found == [[("0", 0, 9), ("x", 0, 9)]]

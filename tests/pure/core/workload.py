@@ -17,9 +17,10 @@ from quire.core.kv.kv_cache import KVCache
 from quire.core.kv.state_checkpoints import StateCheckpoints
 from quire.core.kv.tiers.host import HostTier
 from quire.core.media.encoder_cache import pages_for
+from quire.core.media.encoder_slices import SliceSizes
 from quire.core.scheduling.drafting import Drafting
 from quire.core.scheduling.grammar_wait import GrammarWait
-from quire.core.scheduling.limits.base import by_contract
+from quire.core.scheduling.limits.base import NO_BOUND, by_contract
 from quire.core.scheduling.limits.encoder_budget import EncoderBudget
 from quire.core.scheduling.limits.isolation_limit import FaultIsolationLimit
 from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
@@ -108,6 +109,7 @@ class Setup:
     more: list = field(default_factory=list)  # limits, before the others
     drafts: int = 0  # maximum of a row
     adaptive: bool = False  # else every row has as many drafts as are proposed
+    draft_rows: int = NO_BOUND  # of a step with drafts, each of which is one
     proposer: object = None  # (sequence, tokens) -> drafts
     model_proposes: bool = False  # else the scheduler proposes
     skips: object = None  # random.Random: a tenth of the rows yields no token
@@ -137,7 +139,9 @@ class Setup:
             )
             limits += [self.media_limit, UndividedRunLimit(self.budget)]
         if self.least_shared:
-            limits.insert(len(self.more), SharedPromptLimit(self.block_size, self.least_shared))
+            limits.insert(
+                len(self.more), SharedPromptLimit(self.block_size, order, self.least_shared)
+            )
         if self.grammars is not None:
             limits.append(GrammarWait(self.grammars, 10_000))
         if kv.states is not None:
@@ -207,6 +211,7 @@ class Setup:
                 adaptive=self.adaptive,
                 overlaps=self.depth > 1 and self.stages == 1,
                 step_tokens=self.budget,
+                step_rows=self.draft_rows,
                 model=self.model_proposes,
             ),
             other_ranks=others,
@@ -334,6 +339,8 @@ class Run:
         for own in plan.dp_plans or (plan,):
             assert sum(row.count for row in own.rows) <= self.setup.budget
             assert len(own.rows) <= self.setup.max_rows
+        running = len(plan.rows) - len(plan.joins)
+        assert not plan.num_drafts or running + plan.num_drafts <= self.setup.draft_rows
         idle = not plan.rows and not plan.leaves and not self.in_flight
         assert not idle, "a plan does nothing, and nothing is in flight"
         for row in plan.rows:
@@ -641,8 +648,11 @@ def random_media_run(seed, most_steps=20_000, **fixed):
     setup.media = {
         "max_rows": rng.choice([1, 20, 100]),
         "cache_rows": 16 * (pages_for(largest) + rng.choice([0, 0, 1, 3, 20])),
-        "slices": rng.choice([0, 1, 5]),
+        "paced": rng.random() < 0.7,
     }
+    blocks, whole_rows = rng.choice([1, 5]), rng.choice([0, 0, 12])
+    if setup.media["paced"] and setup.ranks == 1:
+        setup.media["slices"] = SliceSizes(blocks, 8, whole_rows)  # items have few rows
     if bidirectional and rng.random() < 0.3:
         requests = [
             replace(one, bidirectional_tokens=len(one.prompt) if one.media else 0)
@@ -695,6 +705,7 @@ def with_drafts(rng, setup):
     setup.proposer = rng.choice([ngram, oracle(setup.windows, rng.choice([0.0, 0.2, 0.5]))])
     setup.model_proposes = rng.random() < 0.5
     setup.adaptive = rng.random() < 0.5
+    setup.draft_rows = rng.choice([1, 3, 8, NO_BOUND])
     return setup
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import msgspec
 import pytest
 
 from quire import errors
@@ -92,7 +93,7 @@ OTHERS = {
 
 def sent(request):
     (one,) = message_codec.decode_to_engine(
-        message_codec.encode(AddRequests(1, [request_to_wire(request)]))
+        message_codec.encode_to_engine(AddRequests(1, [request_to_wire(request)]))
     ).requests
     return request_from_wire(one)
 
@@ -105,6 +106,36 @@ def test_a_request_arrives_whole():
     assert sent(request) == request
     plain = Request("a", (1,), StopConditions(1))
     assert sent(plain) == plain
+
+
+def large_request():
+    tensors = (
+        MediaTensor("pixels", "uint8", (2, 1 << 16), bytes(range(256)) * 512),
+        MediaTensor("factors", "float32", (2,), bytes(8)),
+        MediaTensor("empty", "int32", (0, 3), b""),
+    )
+    item = MediaItem("image", b"d", 0, 1, ((0, 1),), tensors)
+    return Request("a", (1, 2), StopConditions(1), media=(item, item))
+
+
+def test_large_tensors_travel_in_frames_of_their_own_which_nothing_copies():
+    request = large_request()
+    data = request.media[0].tensors[0].data
+    frames = message_codec.encode_to_engine(AddRequests(1, [request_to_wire(request)]))
+    assert len(frames[0]) < 2000
+    assert [one is data for one in frames[1:]] == [True, True]
+    views = [memoryview(one) for one in frames]
+    (one,) = message_codec.decode_to_engine(views).requests
+    assert request_from_wire(one) == request
+    assert [item.tensors[0].data is view for item, view in zip(one.media, views[1:])] == [True] * 2
+
+
+@pytest.mark.parametrize("change", [lambda some: some[:-1], lambda some: [*some, b"x"]])
+def test_frames_that_do_not_fit_their_message_are_refused(change):
+    frames = message_codec.encode_to_engine(AddRequests(7, [request_to_wire(large_request())]))
+    with pytest.raises(msgspec.DecodeError, match=r"missing|more frames"):
+        message_codec.decode_to_engine(change(frames))
+    assert message_codec.call_id_of(frames[0]) == 7
 
 
 def test_fields_of_params_that_are_more_than_plain_data_arrive_as_what_they_were():

@@ -1,6 +1,8 @@
 """Connections to engines on other machines: what breaks them, and clocks of two machines."""
 
 import asyncio
+import gc
+import sys
 import time
 
 import pytest
@@ -8,6 +10,7 @@ import zmq
 import zmq.asyncio
 
 from quire.core.sequence_timing import SequenceTiming
+from quire.core.types import MediaItem, MediaTensor
 from quire.distributed.cluster_secret import ClusterSecret
 from quire.engine import message_codec
 from quire.engine.client import tcp_transport
@@ -40,7 +43,7 @@ class Engine:
         self.context = zmq.asyncio.Context()
         self.authenticator = secret.accept_clients(self.context)
         self.ahead_s = ahead_s
-        self.seen, self.client = [], b""
+        self.seen, self.frames, self.client = [], [], b""
         self.open()
 
     def open(self, address="tcp://127.0.0.1:*"):
@@ -54,8 +57,9 @@ class Engine:
 
     async def _read(self):
         while True:
-            self.client, data = await self.socket.recv_multipart()
-            message = message_codec.decode_to_engine(data)
+            self.client, *frames = await self.socket.recv_multipart()
+            message = message_codec.decode_to_engine(frames)
+            self.frames.append(frames)
             self.seen.append(message)
             if isinstance(message, Hello):
                 self.send(EngineReady(PROTOCOL_VERSION, time.monotonic() + self.ahead_s))
@@ -146,6 +150,29 @@ def test_a_broken_connection_loses_and_doubles_nothing():
         assert scene.pool.restarts == 1
 
     run(body)
+
+
+def test_large_tensors_are_sent_again_to_another_engine_and_then_freed():
+    data = bytes(range(256)) * 4000
+    references = sys.getrefcount(data)
+
+    async def body(scene):
+        engine = scene.engine
+        tensor = MediaTensor("pixels", "uint8", (len(data),), data)
+        given = request("a", media=(MediaItem("image", b"d", 0, 1, ((0, 1),), (tensor,)),))
+        stream = await scene.pool.generate([given])
+        engine.cut()
+        await until(lambda: scene.losses)
+        engine.open(engine.address)
+        await until(lambda: len(engine.added()) == 2)
+        assert [one.media[0].tensors[0].data == data for one in engine.added()] == [True, True]
+        assert all(len(frames[0]) < 2000 for frames in engine.frames)
+        engine.say(says("a", 8, finish="stop"))
+        await rest(stream)
+
+    run(body)
+    gc.collect()
+    assert sys.getrefcount(data) == references
 
 
 def test_the_death_that_the_supervisor_reports_has_its_culprits(monkeypatch):

@@ -374,10 +374,10 @@ def test_a_template_cannot_leave_the_sandbox(source):
     ],
 )
 def test_what_a_template_may_use_is_bounded(source):
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(RequestError, match="chat template"):
         ChatTemplate(source).render(USER)
-    assert time.monotonic() - began < 20
+    assert time.process_time() - began < 20
     assert ChatTemplate("ok").render(USER) == "ok"
 
 

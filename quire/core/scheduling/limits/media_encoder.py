@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from quire.config.memory.part_facts import PAGE_ROWS
 from quire.core.media.encoder_cache import EncoderCache, pages_for
-from quire.core.media.encoder_slices import EncodedItem, EncoderSlice, EncoderSlices
+from quire.core.media.encoder_slices import EncodedItem, EncoderSlice, EncoderSlices, SliceSizes
 from quire.core.media.item_rows import check_items, check_rope_positions, first_row_position
 from quire.core.scheduling.limits.base import NO_BOUND, Admission, StepBudget, StepListener
 from quire.core.snapshot import MediaStats
@@ -127,25 +127,24 @@ class MediaEncoderLimit(StepBudget, Admission, StepListener):
         counts: Mapping[str, int] | None = None,
         max_len: int | None = None,
         paced: bool = False,
-        slices: int = 0,
+        slices: SliceSizes | None = None,
     ) -> None:
         """max_rows: that the encoder makes in one step; an item with more is encoded alone.
         cache_rows: of each data-parallel rank. row_bytes: of one row on the device, for stats.
         whole_prompts: a step computes a prompt whole or not yet, and encodes all of its items.
         counts: items of a modality in one prompt; None: any. max_len: rotary positions are below;
         None: they are not checked. paced: decoding rows have a target; then steps encode few rows
-        beside them. slices: that the encoder's work beside them is divided into instead, at most;
-        0: it is not divided."""
+        beside them. slices: how the encoder's work beside them is divided, of one rank; None: it is
+        not."""
+        assert slices is None or ranks == 1, ranks
         self._modalities = modalities
         self._counts, self._max_len = counts or {}, max_len
         self._num_pages = cache_rows // PAGE_ROWS
         self._whole_prompts = whole_prompts
         self._page_bytes = PAGE_ROWS * row_bytes
         self._ranks = [_RankStep(max_rows, self._num_pages) for _ in range(ranks)]
-        self._is_paced = paced or slices > 0
-        self._slices = (
-            EncoderSlices(slices, self._ranks[0].cache) if slices and ranks == 1 else None
-        )
+        self._is_paced = paced or slices is not None
+        self._slices = None if slices is None else EncoderSlices(slices, self._ranks[0].cache)
         self._requests: dict[str, Request] = {}  # live ones with items
         self._passes: dict[str, list[int]] = {}  # of each: per item, rows that computed past it
         self._passing: list[tuple[str, int]] = []  # the same of this step: request, item

@@ -7,6 +7,7 @@
     paged_attention_drafts_fused     the same for rows of one sequence
     paged_attention_prefill          sequences of several queries
     paged_attention_prefill_hopper   the same on Hopper, with Gluon
+    paged_attention_prefill_loader   its loader
 
 Nothing else imports these modules. How a launch is split is in split_plan.
 """
@@ -181,13 +182,13 @@ def decode(
         ),
         (
             extras.scale * extras.k_scale, extras.softcap or 0.0, extras.v_scale,
-            extras.window or 0, cut.splits, parts.splits,
+            extras.window or 0, cut.splits, cut.min_chunk, parts.splits,
         ),
         (
             kv_heads, group, size, block, *CodeLayout.of(cache, extras.scales),
             q.stride(0), q.stride(1), tables.stride(0),
             max(16, next_power_of_2(group)), max(16, next_power_of_2(size)),
-            cut.tile_keys, cut.min_chunk, cut.may_split, cut.stages, extras.rows is not None,
+            cut.tile_keys, cut.may_split, cut.stages, extras.rows is not None,
             extras.window is not None, extras.softcap is not None, extras.sinks is not None,
             extras.alibi is not None, extras.reach, parts.chunk, cut.balanced,
             q.dtype == torch.float32, pdl,

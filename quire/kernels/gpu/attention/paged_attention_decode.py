@@ -46,9 +46,12 @@ def find_program(splits, K: tl.constexpr):
 
 
 @triton.jit
-def split_range(context, window, split, splits, TILE: tl.constexpr, CHUNK: tl.constexpr,
+def split_range(context, window, split, splits, chunk, TILE: tl.constexpr,
             SPLIT: tl.constexpr, WINDOW: tl.constexpr):  # fmt: skip
-    """(first visible key, start, stop, stretches in use) of one program. Starts are whole tiles."""
+    """(first visible key, start, stop, stretches in use) of one program. Starts are whole tiles.
+
+    chunk: keys of a stretch, at least; whole tiles.
+    """
     first = 0
     origin = 0
     if WINDOW:
@@ -56,15 +59,16 @@ def split_range(context, window, split, splits, TILE: tl.constexpr, CHUNK: tl.co
         origin = first // TILE * TILE
     size = context - origin
     if SPLIT:
-        size = tl.maximum(CHUNK, tl.cdiv(tl.cdiv(size, splits), TILE) * TILE)
+        size = tl.maximum(chunk // TILE * TILE, tl.cdiv(tl.cdiv(size, splits), TILE) * TILE)
+        size = tl.maximum(size, TILE)  # the compiler has no other bound of `chunk`
     used = tl.maximum(tl.cdiv(context - origin, tl.maximum(size, 1)), 1)
     start = origin + split * size
     return first, start, tl.minimum(start + size, context), used
 
 
 @triton.jit
-def find_balanced_range(contexts_ptr, room, K: tl.constexpr, TILE: tl.constexpr,
-                        CHUNK: tl.constexpr, SP: tl.constexpr):  # fmt: skip
+def find_balanced_range(contexts_ptr, room, chunk, K: tl.constexpr, TILE: tl.constexpr,
+                        SP: tl.constexpr):  # fmt: skip
     """(KV head, sequence, its context, start, stop, range, ranges in use, number of the sequence's
     first part) of one program.
 
@@ -80,7 +84,7 @@ def find_balanced_range(contexts_ptr, room, K: tl.constexpr, TILE: tl.constexpr,
     contexts = tl.load(contexts_ptr + i, mask=i < sequences, other=0)
     tiles = (contexts + TILE - 1) // TILE
     rows = tl.sum((contexts > 0).to(tl.int32), 0)
-    longest = tl.maximum(tl.cdiv(tl.sum(tiles, 0), room - rows), CHUNK // TILE)
+    longest = tl.maximum(tl.cdiv(tl.sum(tiles, 0), room - rows), chunk // TILE)
     ranges = tl.where(i < sequences, tl.maximum((tiles + longest - 1) // longest, 1), 0)
     ends = tl.cumsum(ranges, 0)
     s = tl.sum(((ends <= number) & (i < sequences)).to(tl.int32), 0)
@@ -188,7 +192,7 @@ def store_or_merge(acc, total, top, part_ptr, stats_ptr, done_ptr, out_ptr, sink
         )  # fmt: skip
 
 
-@kernel("scale", "softcap", "v_scale", "window", "splits", "shared_splits")
+@kernel("scale", "softcap", "v_scale", "window", "splits", "chunk", "shared_splits")
 def decode_kernel(
     q_ptr,  # [S, K * G, D]
     cache_ptr,  # [N, 2, K, B, D], heads HEAD apart
@@ -211,6 +215,7 @@ def decode_kernel(
     v_scale,
     window,
     splits,  # most ranges of a context; if BALANCED, ranges of a KV head
+    chunk,  # keys of a range, at least
     shared_splits,
     K: tl.constexpr,
     G: tl.constexpr,
@@ -228,7 +233,6 @@ def decode_kernel(
     GP: tl.constexpr,  # power of two >= max(G, 16)
     DP: tl.constexpr,  # power of two >= max(D, 16)
     TILE: tl.constexpr,  # keys a turn
-    CHUNK: tl.constexpr,  # keys in a stretch, at least
     SPLIT: tl.constexpr,
     STAGES: tl.constexpr,
     HAS_ROWS: tl.constexpr,
@@ -248,7 +252,7 @@ def decode_kernel(
     shared = 0
     if BALANCED:
         kh, s, context, start, stop, split, used, part = find_balanced_range(
-            contexts_ptr, splits, K, TILE, CHUNK, BALANCED
+            contexts_ptr, splits, chunk, K, TILE, BALANCED
         )
         first = 0
     else:
@@ -259,7 +263,7 @@ def decode_kernel(
             shared = tl.load(shared_ptr + s)
             window = context - shared
         first, start, stop, used = split_range(
-            context, window, split, splits, TILE, CHUNK, SPLIT, BOUND
+            context, window, split, splits, chunk, TILE, SPLIT, BOUND
         )
         part = (s.to(tl.int64) * K + kh) * splits
     if split >= used:

@@ -137,7 +137,7 @@ def store_or_merge_pack(acc, total, top, part_ptr, stats_ptr, done_ptr, out_ptr,
         )  # fmt: skip
 
 
-@kernel("scale", "softcap", "v_scale", "window", "splits")
+@kernel("scale", "softcap", "v_scale", "window", "splits", "chunk")
 def draft_decode_kernel(
     q_ptr,  # [S, K * G, D]
     cache_ptr,  # [N, 2, K, B, D], heads HEAD apart
@@ -155,6 +155,7 @@ def draft_decode_kernel(
     v_scale,
     window,
     splits,
+    chunk,  # keys of a stretch, at least
     K: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
@@ -173,7 +174,6 @@ def draft_decode_kernel(
     M: tl.constexpr,  # power of two >= max(PACK * G, 16)
     DP: tl.constexpr,  # power of two >= max(D, 16)
     TILE: tl.constexpr,  # keys a turn
-    CHUNK: tl.constexpr,  # keys in a stretch, at least
     SPLIT: tl.constexpr,
     STAGES: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -191,7 +191,7 @@ def draft_decode_kernel(
     if count == 0:
         return
     first, start, stop, used = split_range(
-        context + count - 1, window + count - 1, split, splits, TILE, CHUNK, SPLIT, WINDOW
+        context + count - 1, window + count - 1, split, splits, chunk, TILE, SPLIT, WINDOW
     )
     if split >= used:
         return
@@ -255,13 +255,13 @@ def launch(
         ),
         (
             extras.scale * extras.k_scale, extras.softcap or 0.0, extras.v_scale,
-            extras.window or 0, cut.splits,
+            extras.window or 0, cut.splits, cut.min_chunk,
         ),
         (
             kv_heads, group, size, block, *CodeLayout.of(cache, extras.scales),
             q.stride(0), q.stride(1), tables.stride(0), pack, MAX_CHAIN,
             tile, max(16, next_power_of_2(size)),
-            cut.tile_keys, cut.min_chunk, cut.may_split, cut.stages, extras.window is not None,
+            cut.tile_keys, cut.may_split, cut.stages, extras.window is not None,
             extras.softcap is not None, extras.sinks is not None, q.dtype == torch.float32, warps,
             pdl,
         ),

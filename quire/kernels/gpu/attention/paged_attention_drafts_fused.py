@@ -155,7 +155,7 @@ def fused_draft_kernel(
     row, context, place, count = find_pack(s, sequences, rows_ptr, contexts_ptr, PACK, BACK)
     old = tl.maximum(context - 1 - place, 0)  # keys of earlier steps
     first, start, stop, used = split_range(
-        old, window - 1 - place, split, splits, TILE, CHUNK, SPLIT, WINDOW
+        old, window - 1 - place, split, splits, CHUNK, TILE, SPLIT, WINDOW
     )
     if (count == 0) | (split >= used):
         if PDL:

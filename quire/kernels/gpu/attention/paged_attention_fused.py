@@ -216,7 +216,7 @@ def fused_decode_kernel(
         row = tl.load(rows_ptr + s)
     table = tables_ptr + row.to(tl.int64) * W
     first, start, stop, used = split_range(
-        context, window, split, splits, TILE, CHUNK, SPLIT, WINDOW
+        context, window, split, splits, CHUNK, TILE, SPLIT, WINDOW
     )
     if split >= used:
         if PDL:

@@ -5,8 +5,11 @@ arrive in shared memory in the layout of the matrix units; no program computes a
 warpgroup has 64 rows (queries times heads) of its own and runs the product of the next keys during
 the exponentials of the last: the matrix units wait for neither.
 
-A few new tokens after a long prefix make few programs: as many as the device can run then share
-the keys of a tile (SPLIT), and for each warpgroup's rows the last program merges the parts.
+Of many tiles each program takes one after the other from a queue, which is a counter in memory:
+its loader takes the next tile and fetches its first keys while the warpgroups finish the last.
+
+A few new tokens after a long prefix make few tiles: as many programs as the device can run then
+share the keys of a tile (SPLIT), and for each warpgroup's rows the last program merges the parts.
 
 It supports what most prompts need: causal, 16-bit values, heads of 64 or 128, whole blocks of
 the cache in a tile. paged_attention_prefill does the rest.
@@ -23,12 +26,20 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from quire.kernels.gpu.attention.paged_attention_prefill_loader import (
+    FIELDS,
+    HALF,
+    NOTES,
+    cell_of,
+    load_items,
+    range_of,
+    read_note,
+)
 from quire.kernels.gpu.attention.split_plan import (
     MIN_SPLIT_KEYS,
     AttentionExtras,
@@ -39,44 +50,8 @@ from quire.kernels.gpu.runtime.target import sm_count
 
 LOG2E = gl.constexpr(1.4426950408889634)
 LOWEST_SCORE = gl.constexpr(-1.0e30)
-SCAN = gl.constexpr(256)
 _LINES = gl.NVMMASharedLayout(128, 16)
 ROWS = gl.constexpr(64)  # of one warpgroup
-HALF = gl.constexpr(64)  # channels in a line of shared memory (128 bytes)
-
-
-@gluon.jit
-def _load_blocks(cache_tiles, smem, stage, full, table, first, last, row, step,
-          NB: gl.constexpr, B: gl.constexpr, D: gl.constexpr):  # fmt: skip
-    """Fetch NB blocks, from number `first` of the table on, of one head's keys or values."""
-    mbarrier.expect(full, NB * B * D * 2)
-    tile = smem.index(stage)._reinterpret(
-        smem.dtype, [NB * (D // HALF), B, HALF], cache_tiles.layout
-    )
-    for i in gl.static_range(NB):
-        block = gl.load(table + gl.minimum(first + i, last))
-        for h in gl.static_range(D // HALF):
-            tma.async_copy_global_to_shared(
-                cache_tiles, [block * step + row, h * HALF], full, tile.index(h * NB + i)
-            )
-
-
-@gluon.jit
-def _load(cache_tiles, k_smem, v_smem, k_full, k_empty, v_full, v_empty, table, kh, skip,
-          count, last, K: gl.constexpr, B: gl.constexpr, D: gl.constexpr, N: gl.constexpr,
-          STAGES: gl.constexpr):  # fmt: skip
-    """The loader: `count` tiles of N keys and values after `skip`, as stages come free."""
-    NB: gl.constexpr = N // B
-    for j in range(count):
-        stage = j % STAGES
-        free = (j // STAGES & 1) ^ 1
-        mbarrier.wait(k_empty.index(stage), free)
-        _load_blocks(cache_tiles, k_smem, stage, k_full.index(stage), table, (skip + j) * NB, last,
-        kh * B,
-              2 * K * B, NB, B, D)  # fmt: skip
-        mbarrier.wait(v_empty.index(stage), free)
-        _load_blocks(cache_tiles, v_smem, stage, v_full.index(stage), table, (skip + j) * NB, last,
-              (K + kh) * B, 2 * K * B, NB, B, D)  # fmt: skip
 
 
 @gluon.jit
@@ -95,23 +70,25 @@ def _softmax_step(s, total, top, at, pos, window, scale, MASK: gl.constexpr, WIN
 
 @gluon.jit
 def _attend_tiles(acc, p, total, top, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty, go, pos,
-window,
-           scale, skip, low, high, N: gl.constexpr, STAGES: gl.constexpr, MASK: gl.constexpr,
-           WINDOW: gl.constexpr, WHICH: gl.constexpr, TURNS: gl.constexpr,
+           window, scale, skip, low, high, past, turns, N: gl.constexpr, STAGES: gl.constexpr,
+           MASK: gl.constexpr, WINDOW: gl.constexpr, WHICH: gl.constexpr, TURNS: gl.constexpr,
            S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr):  # fmt: skip
-    """Key tiles [low, high): scores of tile j while the values of tile j - 1 are absorbed."""
+    """Key tiles [low, high): scores of tile j while the values of tile j - 1 are absorbed.
+
+    past, turns: tiles and turns of this program before the first of these.
+    """
     n = gl.arange(0, N, gl.SliceLayout(0, S_LAYOUT))
     for j in range(low, high):
-        stage = j % STAGES
-        before = (j - 1) % STAGES
-        mbarrier.wait(k_full.index(stage), j // STAGES & 1)
+        stage = (past + j) % STAGES
+        before = (past + j - 1) % STAGES
+        mbarrier.wait(k_full.index(stage), (past + j) // STAGES & 1)
         if TURNS:  # the other warpgroup's products first, while this one took exponentials
-            mbarrier.wait(go.index(WHICH), (j - 1 & 1) ^ (1 - WHICH))
+            mbarrier.wait(go.index(WHICH), (turns + j - 1 & 1) ^ (1 - WHICH))
         zero = gl.zeros([ROWS, N], gl.float32, S_LAYOUT)
         scores = warpgroup_mma(
             q, k_smem.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True
         )
-        mbarrier.wait(v_full.index(before), (j - 1) // STAGES & 1)
+        mbarrier.wait(v_full.index(before), (past + j - 1) // STAGES & 1)
         sums = warpgroup_mma(p, v_smem.index(before), acc, is_async=True)
         if TURNS:
             mbarrier.arrive(go.index(1 - WHICH), count=1)
@@ -203,15 +180,16 @@ def _write(acc, total, top, out_ptr, sinks_ptr, token, kh, head, real, r, d,
 
 
 @gluon.jit
-def _attend(q_ptr, out_ptr, sinks_ptr, part_ptr, stats_ptr, done_ptr, q_smem, k_smem, v_smem,
-            k_full, k_empty, v_full, v_empty, go, kh, begin, queries, lowest, prefix, skip, count,
-            full, context, window, scale, place, split, splits, used,
+def _attend_item(q_ptr, out_ptr, sinks_ptr, part_ptr, stats_ptr, done_ptr, q_smem, k_smem, v_smem,
+            k_full, k_empty, v_full, v_empty, go, kh, begin, queries, lowest, context, skip, count,
+            full, window, scale, place, split, splits, used, past, turns,
             WHICH: gl.constexpr, K: gl.constexpr, G: gl.constexpr, D: gl.constexpr,
             Q_T: gl.constexpr, Q_H: gl.constexpr, QUERIES: gl.constexpr, N: gl.constexpr,
             STAGES: gl.constexpr, WINDOW: gl.constexpr, SINKS: gl.constexpr,
             TURNS: gl.constexpr, SPLIT: gl.constexpr):  # fmt: skip
-    """One warpgroup: its 64 rows against the program's key tiles."""
+    """A warpgroup's 64 rows against the key tiles of an item. past, turns: of the items before."""
     scale = scale * LOG2E
+    prefix = context - queries
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
@@ -235,29 +213,31 @@ def _attend(q_ptr, out_ptr, sinks_ptr, part_ptr, stats_ptr, done_ptr, q_smem, k_
     total = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, S_LAYOUT))
     top = gl.full([ROWS], LOWEST_SCORE, gl.float32, gl.SliceLayout(1, S_LAYOUT))
     acc = gl.zeros([ROWS, D], gl.float32, O_LAYOUT)
-    mbarrier.wait(k_full.index(0), 0)
+    stage = past % STAGES
+    mbarrier.wait(k_full.index(stage), past // STAGES & 1)
     zero = gl.zeros([ROWS, N], gl.float32, S_LAYOUT)
-    s = warpgroup_mma(q_mine, k_smem.index(0).permute((1, 0)), zero, use_acc=False)
-    mbarrier.arrive(k_empty.index(0), count=1)
+    s = warpgroup_mma(q_mine, k_smem.index(stage).permute((1, 0)), zero, use_acc=False)
+    mbarrier.arrive(k_empty.index(stage), count=1)
     weights, total, top, _ = _softmax_step(
         s, total, top, skip * N + n, pos, window, scale, True, WINDOW
     )
     p = gl.convert_layout(weights.to(v_smem.dtype), P_LAYOUT)
     acc, p, total, top = _attend_tiles(
         acc, p, total, top, q_mine, k_smem, v_smem, k_full, k_empty, v_full, v_empty, go, pos,
-        window, scale, skip, 1, full, N, STAGES, False, WINDOW, WHICH, TURNS, S_LAYOUT, O_LAYOUT,
-        P_LAYOUT,
+        window, scale, skip, 1, full, past, turns, N, STAGES, False, WINDOW, WHICH, TURNS,
+        S_LAYOUT, O_LAYOUT, P_LAYOUT,
     )  # fmt: skip
     acc, p, total, top = _attend_tiles(
         acc, p, total, top, q_mine, k_smem, v_smem, k_full, k_empty, v_full, v_empty, go, pos,
-        window, scale, skip, gl.maximum(full, 1), count, N, STAGES, True, WINDOW, WHICH, TURNS,
-        S_LAYOUT, O_LAYOUT, P_LAYOUT,
+        window, scale, skip, gl.maximum(full, 1), count, past, turns, N, STAGES, True, WINDOW,
+        WHICH, TURNS, S_LAYOUT, O_LAYOUT, P_LAYOUT,
     )  # fmt: skip
-    last = (count - 1) % STAGES
-    mbarrier.wait(v_full.index(last), (count - 1) // STAGES & 1)
+    last = (past + count - 1) % STAGES
+    mbarrier.wait(v_full.index(last), (past + count - 1) // STAGES & 1)
     if (skip + count) * N > context:
         _zero_tail(v_smem.index(last), context - (skip + count - 1) * N, N, D)
     acc = warpgroup_mma(p, v_smem.index(last), acc)
+    mbarrier.arrive(v_empty.index(last), count=1)
 
     if SPLIT:
         turn = used - 1
@@ -298,19 +278,47 @@ gl.constexpr,
 
 
 @gluon.jit
-def _sequence_of(q_starts_ptr, first, sequences, tile, QUERIES: gl.constexpr):
-    """(sequence, its first tile); as in paged_attention_prefill."""
-    ids: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    count = 0
-    for low in range(0, sequences, SCAN):
-        i = low + gl.arange(0, SCAN, ids)
-        begin = gl.load(q_starts_ptr + first + i, mask=i < sequences, other=0) - first
-        count += gl.sum(((begin // QUERIES + i <= tile) & (i < sequences)).to(gl.int32), 0)
-    begin = gl.load(q_starts_ptr + first + count - 1) - first
-    return first + count - 1, begin // QUERIES + count - 1
+def _attend(q_ptr, out_ptr, sinks_ptr, part_ptr, stats_ptr, done_ptr, q_smem, k_smem, v_smem,
+            k_full, k_empty, v_full, v_empty, notes, note_full, note_empty, go, window, scale,
+            splits, cells,
+            WHICH: gl.constexpr, K: gl.constexpr, G: gl.constexpr, D: gl.constexpr,
+            Q_T: gl.constexpr, Q_H: gl.constexpr, QUERIES: gl.constexpr, N: gl.constexpr,
+            LEAST: gl.constexpr, SPLIT: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
+            SINKS: gl.constexpr, TURNS: gl.constexpr):  # fmt: skip
+    """One warpgroup: its 64 rows of each tile that the loader notes."""
+    read = 0
+    past = 0
+    turns = 0
+    item, begin, queries, lowest, context = read_note(notes, note_full, note_empty, read)
+    while item >= 0:
+        cell, split = cell_of(item, cells, SPLIT)
+        if context == 0:
+            if WHICH == 0:
+                _write_padding(out_ptr, cell % K, begin, queries, lowest, K, G, D, QUERIES)
+        else:
+            skip, count, full, used = range_of(
+                lowest, queries, context, split, splits, window, QUERIES, N, LEAST, SPLIT, WINDOW
+            )
+            _attend_item(q_ptr, out_ptr, sinks_ptr, part_ptr, stats_ptr, done_ptr, q_smem, k_smem,
+                         v_smem, k_full, k_empty, v_full, v_empty, go, cell % K, begin, queries,
+                         lowest, context, skip, count, full, window, scale, cell, split,
+                         splits, used, past, turns, WHICH, K, G, D, Q_T, Q_H, QUERIES, N, STAGES,
+                         WINDOW, SINKS, TURNS, SPLIT)  # fmt: skip
+            past += count
+            turns += count - 1
+        read += 1
+        item, begin, queries, lowest, context = read_note(notes, note_full, note_empty, read)
 
 
-@kernel("scale", "first_sequence", "sequences", "window", "splits", jit=gluon.jit)
+@kernel(
+    "scale",
+    "first_sequence",
+    "sequences",
+    "window",
+    "splits",
+    "cells",
+    jit=gluon.jit,
+)
 def prefill_hopper_kernel(
     q_ptr,  # [T, K * G, D]
     tables_ptr,  # [M, W]
@@ -319,15 +327,17 @@ def prefill_hopper_kernel(
     contexts_ptr,  # [S]
     out_ptr,  # [T, K * G, D]
     sinks_ptr,
-    part_ptr,  # [tiles, K, splits, 2 * ROWS, D] fp32, if SPLIT
-    stats_ptr,  # [tiles, K, splits, 2, 2 * ROWS] fp32: maximum, sum
-    done_ptr,  # [tiles * K * 2] int32, zeros before and after
+    part_ptr,  # [cells, splits, 2 * ROWS, D] fp32, if SPLIT
+    stats_ptr,  # [cells, splits, 2, 2 * ROWS] fp32: maximum, sum
+    counters_ptr,  # int32, zeros before and after: [cells * 2] parts that are stored, if SPLIT,
+    # else [1] items taken from the queue, apart from each program's first
     cache_tiles,  # descriptor of the cache as [N * 2 * K * B, D], tiles [B, 64]
     scale,
     first_sequence,
     sequences,
     window,
     splits,
+    cells,  # tiles of rows, times KV heads
     K: gl.constexpr,
     G: gl.constexpr,
     D: gl.constexpr,
@@ -345,85 +355,55 @@ def prefill_hopper_kernel(
     SINKS: gl.constexpr,
     TURNS: gl.constexpr,
 ):
-    # late tiles are the long ones: they start first, so that none runs alone at the end; and
-    # first stretches before others: the programs that a short prefix does not need come last
-    programs = gl.num_programs(0) // splits
-    pid = programs - 1 - gl.program_id(0) % programs
-    kh = pid % K
-    tile = pid // K
-    split = 0
-    if SPLIT:
-        split = gl.program_id(0) // programs
-    s, first_tile = _sequence_of(q_starts_ptr, first_sequence, sequences, tile, QUERIES)
-    begin = gl.load(q_starts_ptr + s)
-    queries = gl.load(q_starts_ptr + s + 1) - begin
-    lowest = (tile - first_tile) * QUERIES
-    context = gl.load(contexts_ptr + s)
-    if (lowest < queries) & (context == 0):
-        _write_padding(out_ptr, kh, begin, queries, lowest, K, G, D, QUERIES)
-    prefix = context - queries
-    size = 1
-    used = 1
-    if SPLIT:  # as many stretches of the tile's keys as are worth a program
-        all_tiles = gl.cdiv(prefix + gl.minimum(lowest + QUERIES, queries), N)
-        size = gl.maximum(gl.cdiv(all_tiles, splits), LEAST)
-        used = gl.maximum(gl.cdiv(all_tiles, size), 1)
-    if (lowest < queries) & (context > 0) & (split < used):
-        row = s
-        if HAS_ROWS:
-            row = gl.load(rows_ptr + s)
-        seen = prefix + gl.minimum(
-            lowest + QUERIES, queries
-        )  # keys visible to the tile's last query
-        skip = 0
-        full = (prefix + lowest + 1) // N  # tiles visible to all queries
-        if WINDOW:  # few tiles then: all take the mask
-            skip = gl.maximum(prefix + lowest + 1 - window, 0) // N
-            full = 0
-        count = gl.cdiv(seen, N) - skip
-        if SPLIT:
-            skip = split * size
-            count = gl.minimum(count - skip, size)
-            full = gl.minimum(gl.maximum(full - skip, 0), count)
-        place = tile * K + kh
-        dtype: gl.constexpr = q_ptr.dtype.element_ty
-        rows_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16)
-        q_smem = gl.allocate_shared_memory(dtype, [2, ROWS, D], rows_layout)
-        k_smem = gl.allocate_shared_memory(dtype, [STAGES, N, D], rows_layout)
-        v_smem = gl.allocate_shared_memory(dtype, [STAGES, N, D], rows_layout)
-        k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-        k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-        v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-        v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-        go = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-        mbarrier.init(go.index(0), count=1)
-        mbarrier.init(go.index(1), count=1)
-        for i in gl.static_range(STAGES):
-            mbarrier.init(k_full.index(i), count=1)
-            mbarrier.init(v_full.index(i), count=1)
-            mbarrier.init(k_empty.index(i), count=2)  # one by each warpgroup
-            mbarrier.init(v_empty.index(i), count=2)
-        fence_async_shared()
-        table = tables_ptr + row.to(gl.int64) * W
-        last = (context - 1) // B
-        gl.warp_specialize(
-            [
-                (_attend, (q_ptr, out_ptr, sinks_ptr, part_ptr, stats_ptr, done_ptr, q_smem,
-                           k_smem, v_smem, k_full, k_empty, v_full, v_empty, go, kh, begin,
-                           queries, lowest, prefix, skip, count, full, context, window, scale,
-                           place, split, splits, used, 0, K, G, D, Q_T, Q_H, QUERIES, N,
-                           STAGES, WINDOW, SINKS, TURNS, SPLIT)),
-                (_attend, (q_ptr, out_ptr, sinks_ptr, part_ptr, stats_ptr, done_ptr, q_smem,
-                           k_smem, v_smem, k_full, k_empty, v_full, v_empty, go, kh, begin,
-                           queries, lowest, prefix, skip, count, full, context, window, scale,
-                           place, split, splits, used, 1, K, G, D, Q_T, Q_H, QUERIES, N,
-                           STAGES, WINDOW, SINKS, TURNS, SPLIT)),
-                (_load, (cache_tiles, k_smem, v_smem, k_full, k_empty, v_full, v_empty, table, kh,
-                         skip, count, last, K, B, D, N, STAGES)),
-            ],
-            [4, 1],
-            [240, 24],
-        )  # fmt: skip
+    dtype: gl.constexpr = q_ptr.dtype.element_ty
+    rows_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16)
+    note_layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    q_smem = gl.allocate_shared_memory(dtype, [2, ROWS, D], rows_layout)
+    k_smem = gl.allocate_shared_memory(dtype, [STAGES, N, D], rows_layout)
+    v_smem = gl.allocate_shared_memory(dtype, [STAGES, N, D], rows_layout)
+    notes = gl.allocate_shared_memory(gl.int32, [NOTES * FIELDS, 1], note_layout)
+    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    note_full = gl.allocate_shared_memory(gl.int64, [NOTES, 1], mbarrier.MBarrierLayout())
+    note_empty = gl.allocate_shared_memory(gl.int64, [NOTES, 1], mbarrier.MBarrierLayout())
+    go = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(go.index(0), count=1)
+    mbarrier.init(go.index(1), count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(k_full.index(i), count=1)
+        mbarrier.init(v_full.index(i), count=1)
+        mbarrier.init(k_empty.index(i), count=2)  # one by each warpgroup
+        mbarrier.init(v_empty.index(i), count=2)
+    for i in gl.static_range(NOTES):
+        mbarrier.init(note_full.index(i), count=1)
+        mbarrier.init(note_empty.index(i), count=2)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (_attend, (q_ptr, out_ptr, sinks_ptr, part_ptr, stats_ptr, counters_ptr, q_smem, k_smem,
+                       v_smem, k_full, k_empty, v_full, v_empty, notes, note_full, note_empty, go,
+                       window, scale, splits, cells, 0, K, G, D, Q_T, Q_H, QUERIES, N, LEAST,
+                       SPLIT, STAGES, WINDOW, SINKS, TURNS)),
+            (_attend, (q_ptr, out_ptr, sinks_ptr, part_ptr, stats_ptr, counters_ptr, q_smem, k_smem,
+                       v_smem, k_full, k_empty, v_full, v_empty, notes, note_full, note_empty, go,
+                       window, scale, splits, cells, 1, K, G, D, Q_T, Q_H, QUERIES, N, LEAST,
+                       SPLIT, STAGES, WINDOW, SINKS, TURNS)),
+            (load_items, (cache_tiles, tables_ptr, rows_ptr, q_starts_ptr, contexts_ptr,
+                     counters_ptr,
+                     k_smem, v_smem, k_full, k_empty, v_full, v_empty, notes, note_full,
+                     note_empty, first_sequence, sequences, window, splits, cells, K, D, B, W,
+                     QUERIES, N, LEAST, SPLIT, STAGES, HAS_ROWS, WINDOW)),
+        ],
+        [4, 1],
+        [240, 24],
+    )  # fmt: skip
+
+
+QUEUE_ROUNDS = 2
+"""Tiles for each multiprocessor from which programs take them from a queue: fewer start sooner as
+programs of their own, of which those without rows end at once."""
 
 
 def supports(q: Tensor, cache: Tensor, extras: AttentionExtras) -> bool:
@@ -457,18 +437,25 @@ def launch(
     tokens = q.shape[0] - decodes
     count = tokens // queries + sequences
     longest = tables.shape[1] * block if extras.window is None else 0
-    programs = sm_count(q.device)
-    shares = plan_prefill_splits(q, kv_heads, tokens, count, 2 * 64, programs, extras, longest)
+    at_once = sm_count(q.device)
+    shares = plan_prefill_splits(q, kv_heads, tokens, count, 2 * 64, at_once, extras, longest)
+    cells = count * kv_heads
+    programs = cells * shares.splits
+    if tokens // queries * kv_heads >= QUEUE_ROUNDS * at_once:
+        programs = at_once
+    counters = shares.counters if shares.counters is not None else extras.counters
+    if counters is None:
+        counters = torch.zeros(1, dtype=torch.int32, device=q.device)
     tiles = TensorDescriptor(
         cache, [blocks * 2 * kv_heads * block, size], [size, 1], [block, 64], _LINES
     )
     prefill_hopper_kernel(
-        (count * kv_heads * shares.splits, 1, 1),
+        (programs, 1, 1),
         (
             q, tables, extras.rows, q_starts, contexts, out, extras.sinks,
-            shares.partial_out, shares.partial_stats, shares.counters,
+            shares.partial_out, shares.partial_stats, counters,
         ),
-        (extras.scale, decodes, sequences, extras.window or 0, shares.splits),
+        (extras.scale, decodes, sequences, extras.window or 0, shares.splits, cells),
         (
             kv_heads, group, size, block, q.stride(0), q.stride(1), tables.stride(0), queries,
             keys, MIN_SPLIT_KEYS // keys, shares.may_split, stages, extras.rows is not None,

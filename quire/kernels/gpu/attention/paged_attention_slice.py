@@ -75,7 +75,7 @@ def slice_kernel(
     if HAS_ROWS:
         row = tl.load(rows_ptr + s)
     first, start, stop, used = split_range(
-        context, window, split, splits, TILE, CHUNK, True, WINDOW
+        context, window, split, splits, CHUNK, TILE, True, WINDOW
     )
     if split >= used:
         return
@@ -122,7 +122,7 @@ def merge_slice_kernel(
     kh = tl.program_id(0)
     s = tl.program_id(1)
     context = tl.load(contexts_ptr + s)
-    _, _, _, used = split_range(context, window, 0, splits, TILE, CHUNK, True, WINDOW)
+    _, _, _, used = split_range(context, window, 0, splits, CHUNK, TILE, True, WINDOW)
     place = s.to(tl.int64) * K + kh
     acc, total, top = merge_parts(part_ptr, stats_ptr, place * splits, used, G, D, GP, DP)
     g = tl.arange(0, GP)

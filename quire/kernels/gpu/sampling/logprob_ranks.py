@@ -170,7 +170,9 @@ def outputs(logits: Tensor, chosen: Tensor, k: int, as_logits: bool = False) -> 
     ):
         return NotImplemented
     device = logits.device
-    shifts, values = torch.empty((2, rows), dtype=torch.float64, device=device)
+    # not two rows of one tensor: of an address that is no multiple of 16 there are other kernels
+    shifts = torch.empty(rows, dtype=torch.float64, device=device)
+    values = torch.empty_like(shifts)
     ranks = torch.empty(rows, dtype=torch.int32, device=device)
     ids = torch.empty((rows, k), dtype=torch.int32, device=device)
     listed = torch.empty((rows, k), dtype=torch.float64, device=device)

@@ -546,9 +546,10 @@ _SHIFTS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
 def outputs(logits: Tensor, *_: Any, **__: Any) -> SampledTokens:
     if not supports(logits):
         return NotImplemented
-    ids, last = torch.empty((2, len(logits)), dtype=torch.int32, device=logits.device)
-    tops, least = torch.empty((2, len(logits)), dtype=torch.float32, device=logits.device)
-    return SampledTokens(ids, tops, least, last)
+    ids = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
+    tops = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+    # not two rows of one tensor: of an address that is no multiple of 16 there are other kernels
+    return SampledTokens(ids, tops, torch.empty_like(tops), torch.empty_like(ids))
 
 
 def launch(
