@@ -1,8 +1,10 @@
 """Answers of each family do not depend on chunks, on preemption and on what the caches have."""
 
+import numpy as np
 import pytest
 
 from quire import LLM, SamplingParams
+from tests.cpu.multimodal.families import image
 from tests.gpu.test_media import MARKS, prompts, save
 
 MORE = {
@@ -19,6 +21,7 @@ MORE = {
     "llava_next_video": "<image>",
     "llava_onevision": "<image>",
     "paligemma": "<image>",
+    "qwen": "Picture {}: <img></img>",
     "phi3_v": "<|image_{}|>",
     "smolvlm": "<image>",
     "vipllava": "<image>",
@@ -36,6 +39,36 @@ PARAMS = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
 def answers(llm, given):
     found = llm.generate(given, PARAMS, use_tqdm=False)
     return found, [list(one.outputs[0].token_ids) for one in found]
+
+
+VIDEOS = ("internvl", "llava_next_video", "llava_onevision", "smolvlm")
+"""Families whose videos are frames like images."""
+
+
+@pytest.mark.long("two engines of each family")
+@pytest.mark.parametrize("name", VIDEOS)
+def test_videos_are_the_same_in_chunks_and_beside_images(tmp_path, name):
+    save(name, tmp_path)
+    frames = [np.stack([np.asarray(image(60, 80, k + i)) for k in range(3)]) for i in range(2)]
+    mark, still = "<video>", (MARKS | MORE)[name]
+    given = [
+        {"prompt": "w8 " * k + text, "multi_modal_data": media}
+        for k in range(7)
+        for text, media in (
+            (f"w3 {mark} w4", {"video": frames[0]}),
+            (f"w3 {mark} w4", {"video": frames[1]}),
+            (f"w3 {mark} w4 {still} w5", {"video": frames[0], "image": image(60, 80)}),
+        )
+    ]
+    common = {"dtype": "float32", "max_model_len": 512, "block_size": 4, "max_num_seqs": 8}
+    whole = LLM(str(tmp_path), num_gpu_blocks_override=1000, **common)
+    want = answers(whole, given)[1]
+    assert want[0] != want[1]
+    found, got = answers(whole, given)
+    assert got == want
+    assert all(one.num_cached_tokens for one in found)
+    chunked = LLM(str(tmp_path), num_gpu_blocks_override=1000, max_num_batched_tokens=7, **common)
+    assert answers(chunked, given)[1] == want
 
 
 @pytest.mark.long("three engines of each family")
