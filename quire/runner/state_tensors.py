@@ -144,6 +144,11 @@ class StateTensors:
         order = tuple(to_device(one, self._device) for one in (others, *groups))
         self._drafts = _DraftRows(at, read, written, order)
 
+    @property
+    def keeps_drafts(self) -> bool:
+        """Whether the step keeps states after drafts, by rows that the host gave."""
+        return self._drafts is not None
+
     def rows_of(self, slots: Tensor) -> Tensor:
         """Return the rows [S] of slots [S] on the device. Negative: padding, whose row is last."""
         return torch.where(slots < 0, self._rows - 1, slots).long()

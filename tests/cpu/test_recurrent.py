@@ -190,6 +190,26 @@ def test_decode_steps_are_replayed_from_tapes_with_the_same_tokens(case, dtype, 
     assert len(set(replays)) >= 4, "the number of rows went from five to one"
 
 
+@pytest.mark.skipif(not library.available(), reason="tapes need the native kernels")
+def test_steps_with_drafts_replay_no_tape_of_steps_without(case, monkeypatch):
+    """A tape of so many rows moves the state of each slot behind the drafts."""
+    hf, _ = case
+    replays, replay = [], OpTape.replay
+    monkeypatch.setattr(OpTape, "replay", lambda tape: replays.append(tape) or replay(tape))
+    works = [request(str(i), range(3 + i, 20 + 2 * i), 5 + 3 * i) for i in range(5)]
+    want, _ = run(engine_of(hf, eager=True), works)
+    wrong: list[int] = []
+    engine = engine_of(hf, drafts=2, propose=lambda seq: tuple(wrong))
+    assert run(engine, works)[0] == want
+    before = len(replays)
+    wrong += [5, 5]
+    assert run(engine, works)[0] == want
+    assert engine._scheduler.draft_counts.tokens > 20
+    wrong.clear()
+    assert run(engine, works)[0] == want
+    assert len(replays) >= 2 * before, "steps without drafts have their tapes still"
+
+
 @pytest.mark.parametrize("chunk", [1, 63, 64, 65, 997])
 def test_tokens_do_not_depend_on_chunks(case, chunk):
     hf, want = case

@@ -83,7 +83,7 @@ class TapeCache:
             return None
         rows = len(inputs.token_ids)
         size = padded_rows(rows)
-        if size > self._forward.max_rows:
+        if size > self._forward.max_rows or self._forward.keeps_drafts:
             return None
         self._forward.fill_inputs(inputs, batch, rows, size, carried)
         tape = self._tapes.setdefault(name, {}).get(size) or self._record(size, variant)
@@ -197,6 +197,11 @@ class StepForward:
         if has_cross:
             self._cross_table = torch.full((rows, width), NO_BLOCK, dtype=torch.int32)
             self._cross_lengths = torch.zeros(rows, dtype=torch.int32)
+
+    @property
+    def keeps_drafts(self) -> bool:
+        """Whether the step keeps states after drafts, which no buffer of a tape names."""
+        return self._states is not None and self._states.keeps_drafts
 
     def fill_inputs(
         self,
