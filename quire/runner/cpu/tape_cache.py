@@ -140,9 +140,9 @@ class TapeCache:
 
     def _refuse(self, kind: str, variant: StepVariant, why: NotRecordableError) -> None:
         self._not_recordable.add((kind, variant.name))
-        log.info(
-            "%s steps%s run eagerly: %s", kind, f" ({variant.name})" if variant.name else "", why
-        )
+        of_variant = f" ({variant.name})" if variant.name else ""
+        # not the error: a handler that keeps records would keep the engine, by its frames
+        log.info("%s steps%s run eagerly: %s", kind, of_variant, str(why))
 
 
 class StepForward:

@@ -362,7 +362,7 @@ def test_answers_are_those_without_speculation(folders, method, path):
     counts, preemptions = zip(
         *(check(folders, method, path, seed) for seed in range(tiers.amount(1, 4)))
     )
-    assert sum(sum(one.accepted) for one in counts) > 20
+    assert sum(sum(one.accepted) for one in counts) > 5  # few where their number follows times
     assert sum(preemptions) or path not in ("preempted", "swapped", "offloaded")
 
 
@@ -380,5 +380,5 @@ def test_answers_of_recurrent_models_are_those_without_speculation(folders, meth
     counts, preemptions = zip(
         *(check(folders, method, path, seed, "hybrid") for seed in range(tiers.amount(1, 4)))
     )
-    assert sum(sum(one.accepted) for one in counts) > 20
+    assert sum(sum(one.accepted) for one in counts) > 5  # few where their number follows times
     assert sum(preemptions) or path != "preempted"
