@@ -55,11 +55,11 @@ class DraftTrials:
         self._looks -= 1
         return self._looks >= 1
 
-    def count_row(self, accepted: int, *, left_out: bool) -> None:
-        """Count the accepted drafts of a row. left_out: the step behind it could not have a row of
-        its sequence."""
-        self._looks += accepted
-        self._count((accepted - left_out) / self._rows)
+    def count_rows(self, rows: int, accepted: int, *, left_out: bool) -> None:
+        """Count rows with so many accepted drafts each. left_out: the step behind them could not
+        have rows of their sequences."""
+        self._looks += rows * accepted
+        self._count(rows * (accepted - left_out) / self._rows)
 
     def count_step(self, seconds: float, plain: float) -> None:
         """Count the time of a step with drafts, or behind one. plain: of one without; 0: it is not

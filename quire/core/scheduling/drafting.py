@@ -16,6 +16,7 @@ have drafts, and take part in every second step.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
@@ -79,14 +80,14 @@ class DraftTally:
         self.rows = self.tokens = 0
         self.accepted: list[int] = []
 
-    def add(self, drafts: int, accepted: int) -> None:
-        """Count a row."""
-        self.rows += 1
-        self.tokens += drafts
+    def add(self, drafts: int, accepted: int, rows: int = 1) -> None:
+        """Count a row, or some that are alike."""
+        self.rows += rows
+        self.tokens += rows * drafts
         if accepted > len(self.accepted):
             self.accepted += [0] * (accepted - len(self.accepted))
         for i in range(accepted):
-            self.accepted[i] += 1
+            self.accepted[i] += rows
 
     def to_counts(self) -> DraftCounts:
         return DraftCounts(self.rows, self.tokens, tuple(self.accepted))
@@ -143,6 +144,9 @@ class Drafting:
         self._sources = () if drafter is None else (drafter,)
         self._states: dict[Sequence, _DraftState] = {}
         self._total = DraftTally()
+        self._verified: list[tuple[bytes, int, int, bool]] = []
+        """Rows of the step that is applied: tenant, drafts, accepted ones, whether that shows
+        anything about the next ones."""
         self._means = [FIRST_MEAN] * max_drafts  # acceptance by position, of all sequences
         self._tenant_means: dict[bytes, list[float]] = {}
         """The same by tenant: where a sequence begins does not depend on the texts of others."""
@@ -176,7 +180,10 @@ class Drafting:
         for seq in sequences:
             self._states[seq] = _DraftState(sources)
             if sources or self.recorded is not None:
-                fails = not request.prediction and self._means_of(seq)[0] < FIRST_MEAN / 2
+                fails = (
+                    not request.prediction
+                    and self._means_of(seq.request.tenant)[0] < FIRST_MEAN / 2
+                )
                 seq.plain_len = 1 if fails else 0
 
     def remove(self, seq: Sequence) -> None:
@@ -344,7 +351,7 @@ class Drafting:
             return most
         rates = state.rates
         if len(rates) < proposed:
-            means = self._means_of(seq)
+            means = self._means_of(seq.request.tenant)
             rates += [(1 + 5 * mean) / 6 for mean in means[len(rates) : proposed]]
         chances = self._chances = self._chances or []
         count, probability, expected = 0, 1.0, 0.0
@@ -384,21 +391,20 @@ class Drafting:
         """Count a row, if it had drafts."""
         if not drafts:
             return
-        self._total.add(drafts, accepted)
         seq.verified_drafts += drafts
         seq.accepted_drafts += accepted
         state = self._states.get(seq)
         if state is None or self.recorded is not None:
+            self._total.add(drafts, accepted)
             return
         state.tally.add(drafts, accepted)
-        self._trials.count_row(accepted, left_out=self._overlaps and not self._awaits)
-        if not accepted and state.guessed:
-            return  # the token that was assumed was wrong, which shows nothing about the drafts
+        # the token that was assumed was wrong: that shows nothing about the drafts
+        shows = bool(accepted) or not state.guessed
+        self._verified.append((seq.request.tenant, drafts, accepted, shows))
+        if not shows:
+            return
         _update(state.rates, drafts, accepted, ROW_RATE)
         _drift(state.rates, drafts)
-        weight = 1 / (1 / ROW_RATE + self.rows / 4)
-        for means in (self._means, self._means_of(seq)):
-            _update(means, drafts, accepted, weight)
         state.misses = 0
         if accepted:
             state.wait = 1
@@ -406,15 +412,26 @@ class Drafting:
             state.wait = min(2 * state.wait, LAST_WAIT)
             self._put_off(state, seq)
 
-    def _means_of(self, seq: Sequence) -> list[float]:
-        tenant = seq.request.tenant
+    def _count_verified(self) -> None:
+        """Count the rows of record(), those that are alike at once."""
+        weight = 1 / (1 / ROW_RATE + self.rows / 4)
+        for (tenant, drafts, accepted, shows), rows in Counter(self._verified).items():
+            self._total.add(drafts, accepted, rows)
+            self._trials.count_rows(rows, accepted, left_out=self._overlaps and not self._awaits)
+            for means in (self._means, self._means_of(tenant)) if shows else ():
+                _update(means, drafts, accepted, 1 - (1 - weight) ** rows)
+        self._verified.clear()
+
+    def _means_of(self, tenant: bytes) -> list[float]:
         means = self._tenant_means.get(tenant)
         if means is None:
             means = self._tenant_means[tenant] = [FIRST_MEAN] * self._max_drafts
         return means
 
     def end_result(self, plan: StepPlan) -> None:
-        """A plan was applied. It is called for those whose time is worth to be observed."""
+        """A plan was applied. It is called for those whose time is worth to be observed, as is that
+        of all with drafts."""
+        self._count_verified()
         awaited, behind = plan.step == self.awaited, plan.step == self._behind
         self._applied = _Applied(len(plan.rows), plan.num_drafts, awaited=awaited, behind=behind)
 

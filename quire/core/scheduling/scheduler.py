@@ -266,7 +266,7 @@ class Scheduler:
         """
         running, size, token = SequenceState.RUNNING, self._block_size, Wants.TOKEN
         new_tuple = tuple.__new__  # makes a Row without the call of its constructor
-        rows, slack, ones, drafting = draft.rows, draft.free_decode_rows(), 0, self._drafting
+        rows, slack, ones, drafting = draft.rows, 0, 0, self._drafting
         for seq in draft.candidates(self._running):
             tokens, start = seq.tokens, seq.planned
             length = start + 1
@@ -274,7 +274,7 @@ class Scheduler:
                 len(tokens) == length
                 and start % size
                 and (length < seq.plain_len or drafting.skips(seq))
-                and ones < slack
+                and (ones < slack or (not ones and (slack := draft.free_decode_rows())))
                 and seq.state is running
             ):
                 rows.append(new_tuple(Row, (seq, start, 1, token, 0)))
@@ -282,9 +282,10 @@ class Scheduler:
                 seq.planned = length
                 ones += 1
             elif seq.state is running:  # an older sequence may have just preempted it
-                draft.take_decode_rows(ones)
+                if ones:
+                    draft.take_decode_rows(ones)
                 self._schedule_sequence(seq, draft)
-                slack, ones = draft.free_decode_rows(), 0
+                slack = ones = 0  # unknown, until there is another row of one token
         draft.take_decode_rows(ones)
 
     def _schedule_sequence(self, seq: Sequence, draft: PlanBuilder) -> None:
@@ -298,9 +299,10 @@ class Scheduler:
         if not n:
             return
         kv = self._kvs[seq.dp_rank]
-        if kv.blocks_to_allocate(seq, n) and kv.free_out_of_window(seq, self._inflight.last_step):
+        needed = kv.blocks_to_allocate(seq, n)
+        if needed and kv.free_out_of_window(seq, self._inflight.last_step):
             draft.changed_tables.append(seq)
-        if not kv.allocate(seq, n):
+        if needed and not kv.allocate(seq, n):
             n = min(n, seq.pending)  # drafts take no blocks from others
             some = self._allocators[seq.dp_rank].allocate_for_running(
                 seq, n, lambda victim: self._preempt(victim, draft)

@@ -39,6 +39,9 @@ def append_tokens(seq: Sequence, at: int, ids: Seq[int]) -> tuple[int, StopResul
     assert len(ids) < 2 or len(seq.tokens) == at + 1, "later steps counted on one token"
     if not ids:
         del seq.tokens[at:]  # as are those of later steps
+    if at + len(ids) < seq.max_len and seq.stop_ids.isdisjoint(ids):
+        seq.tokens[at : at + 1] = ids
+        return len(ids), None
     for kept, token in enumerate(ids, 1):
         seq.tokens[at : at + 1] = [token]
         at += 1

@@ -13,7 +13,7 @@ from quire.core.scheduling.drafting import LAST_WAIT, Drafting
 from quire.core.scheduling.limits.base import NO_BOUND
 from quire.core.scheduling.order.fair import OUTPUT_COST, FairQueue
 from quire.core.scheduling.order.fifo import Fifo
-from quire.core.types import DraftCounts, StepResult, StopConditions
+from quire.core.types import DraftCounts, StepPlan, StepResult, StopConditions
 from quire.engine.core.engine_core import EngineCore
 from quire.executors.fake import Executor
 from tests.pure.core.builders import request, sequence
@@ -135,8 +135,7 @@ def test_trials_end_where_a_share_of_the_steps_is_lost():
             trials.count_step(1.5, 1.0)
             lost += 0.5
     assert 0.9 * (2 + 2000 * LOSS_SHARE) < lost < 1.1 * (2 + 2000 * LOSS_SHARE)
-    for _ in range(3):
-        trials.count_row(8, left_out=False)
+    trials.count_rows(3, 8, left_out=False)
     assert trials.allowed, "accepted drafts pay for further ones"
 
 
@@ -401,3 +400,27 @@ def test_drafts_behind_a_row_without_a_token_do_not_keep_its_sequence():
         engine.step()
     assert lost[2] > 0, "the step in flight behind the lost token has drafts"
     assert engine.idle
+
+
+def test_rows_of_a_step_that_are_alike_are_counted_as_if_one_by_one():
+    """In the counts and in the acceptance of all and of each tenant."""
+    rows = [(b"a", 3, 2)] * 5 + [(b"b", 2, 0)] * 3
+    found = []
+    for steps in ([rows], [[one] for one in rows]):
+        drafting = Drafting(None, max_drafts=3, model=True)
+        drafting.begin_plan(1, len(rows), 0)
+        for one in steps:
+            for tenant, drafts, accepted in one:
+                seq = sequence(tenant=tenant)
+                drafting.add(seq.request, [seq])
+                drafting.record(seq, drafts, accepted)
+            drafting.end_result(StepPlan(1, ()))
+        found.append((drafting.total, drafting._means, drafting._tenant_means))
+        assert drafting._trials._looks == pytest.approx(1 + 10)
+        drafting.end_result(StepPlan(2, ()))
+        assert drafting.total == found[-1][0], "counted once"
+    assert found[0][0] == found[1][0] == DraftCounts(8, 21, (5, 5))
+    assert found[0][1] == pytest.approx(found[1][1])
+    for tenant, means in found[0][2].items():
+        assert means == pytest.approx(found[1][2][tenant])
+        assert means != [0.4] * 3

@@ -10,7 +10,15 @@ from quire.core.scheduling.limits.token_budget import TokenBudget
 from quire.core.scheduling.plan_builder import StepBudgets
 from quire.core.scheduling.scheduler import Scheduler
 from tests import tiers
-from tests.pure.core.workload import Run, random_aborts, random_requests, random_setup
+from tests.pure.core.builders import request
+from tests.pure.core.workload import (
+    Run,
+    Setup,
+    VaryingMaxSeqsLimit,
+    random_aborts,
+    random_requests,
+    random_setup,
+)
 
 
 class NoFreeRows(TokenBudget):
@@ -81,3 +89,24 @@ def test_decoding_takes_the_fast_paths(monkeypatch):
     # each: a prompt, the token that opens the second block, the last one
     assert calls.count("_schedule_sequence") == 4
     assert calls.count("_apply_row") == 4 * 3
+
+
+@pytest.mark.parametrize("drafting", [0, 2])
+def test_rows_of_one_token_stay_within_the_budgets_also_behind_rows_with_drafts(drafting):
+    """What is free is asked for again behind each row with drafts, and is taken only later."""
+    propose = lambda seq, tokens: (1, 1) if int(seq.request.id) < drafting else ()  # noqa: E731
+    setup = Setup(slots=12, drafts=2, proposer=propose, varying_max_seqs=True)
+    scheduler, _, model = setup.build()
+    (limit,) = [one for one in scheduler._budgets.all if isinstance(one, VaryingMaxSeqsLimit)]
+    for i in range(12):
+        scheduler.add(request(str(i), (5,), 30))
+    full = drafts = 0
+    while not scheduler.idle:
+        plan = scheduler.plan()
+        assert len(plan.rows) <= limit.max_seqs
+        full += len(plan.rows) == limit.max_seqs
+        drafts += plan.num_drafts
+        model.submit(plan)
+        scheduler.apply(plan, model.wait())
+    assert full > 20
+    assert bool(drafts) == bool(drafting)
