@@ -159,6 +159,7 @@ class DraftCosts:
 
     def price(self, rows: int) -> float:
         """Return the least probability of acceptance at which a draft pays."""
+        rows = max(rows, 1)  # of a step whose sequences all begin in it
         size = self._nearest(rows)
         plain = self._plain_like(size, rows)
         if not plain:
@@ -174,7 +175,7 @@ class DraftCosts:
             rate = (rows + sums[count] * scale) / _seconds(curve, count * scale)
             if rate > best_rate:
                 best, best_rate = count, rate
-        self._gain = best_rate * plain / max(rows, 1)
+        self._gain = best_rate * plain / rows
         price = _marginal_price(curve, best * scale, best_rate if best else rows / plain)
         if best:
             price = min(price, chances[best - 1])

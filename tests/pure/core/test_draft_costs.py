@@ -140,6 +140,7 @@ def test_rows_that_were_not_measured_have_times_like_those_of_the_nearest(a_row,
     assert costs.is_known(rows)
     assert costs.plain(rows) == pytest.approx(seconds(rows, 0), rel=0.01)
     assert costs.plain(100) == 0.0, "too many to tell"
+    assert 0.0 < costs.price(0) == costs.price(1), "no sequence runs yet"
     assert rows == 16 or not costs.take_plain(rows), "a step without drafts is not due at once"
 
 
