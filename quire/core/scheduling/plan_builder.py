@@ -107,9 +107,11 @@ class PlanBuilder:
 
     def take_decode_rows(self, rows: int) -> None:
         """Count rows of one token that were added without allow(), within free_decode_rows()."""
+        if not rows:
+            return
         for budget in self._budgets.all:
             budget.take_decode_rows(rows)
-        for budget in self._budgets.taking_each if rows else ():
+        for budget in self._budgets.taking_each:
             budget.take_each_decode_row(self.rows[-rows:])
 
     def add(self, seq: Sequence, n: int) -> None:

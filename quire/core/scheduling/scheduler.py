@@ -282,8 +282,7 @@ class Scheduler:
                 seq.planned = length
                 ones += 1
             elif seq.state is running:  # an older sequence may have just preempted it
-                if ones:
-                    draft.take_decode_rows(ones)
+                draft.take_decode_rows(ones)
                 self._schedule_sequence(seq, draft)
                 slack = ones = 0  # unknown, until there is another row of one token
         draft.take_decode_rows(ones)
@@ -299,10 +298,9 @@ class Scheduler:
         if not n:
             return
         kv = self._kvs[seq.dp_rank]
-        needed = kv.blocks_to_allocate(seq, n)
-        if needed and kv.free_out_of_window(seq, self._inflight.last_step):
+        if kv.blocks_to_allocate(seq, n) and kv.free_out_of_window(seq, self._inflight.last_step):
             draft.changed_tables.append(seq)
-        if needed and not kv.allocate(seq, n):
+        if not kv.allocate(seq, n):
             n = min(n, seq.pending)  # drafts take no blocks from others
             some = self._allocators[seq.dp_rank].allocate_for_running(
                 seq, n, lambda victim: self._preempt(victim, draft)
