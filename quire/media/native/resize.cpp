@@ -1,17 +1,17 @@
 // Resizes images of three 8-bit channels, with PIL's pixels to the bit.
 //
-// PIL resizes in two passes, and rounds to 8 bits after each. A pixel of a pass is a sum of products
-// of source pixels and integer weights with 22 fractional bits. Here a weight is high * 4096 + low,
-// both of 16 bits, so that one instruction multiplies and adds two source pixels. The two sums wrap
-// at 32 bits, and what they make together does not overflow: the bits are those of PIL's 32-bit sum.
+// PIL resizes in two passes, and rounds to 8 bits after each. A pixel of a pass is a sum of source
+// pixels times integer weights with 22 fractional bits. Here a weight is high * 4096 + low, both of
+// 16 bits, so that one instruction multiplies and adds two source pixels. The sums of the two parts
+// may wrap at 32 bits; what they make together does not, and has the bits of PIL's 32-bit sum.
 //
 // Compile with -ffp-contract=off: weights are PIL's to the bit, without fused operations.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <memory>
-#include <new>
 #include <vector>
 #if defined(__SSE2__)
 #include <immintrin.h>
@@ -28,7 +28,7 @@ constexpr int LANES = 16;
 #define INLINE inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
 
-// -- 16 lanes: pairs of source pixels (16 bits each), or sums (32 bits) -----------------------------
+// -- 16 lanes: pairs of source pixels (16 bits each), or sums (32 bits) --------------------------
 
 #if defined(__AVX2__)
 typedef __m256i Vector;
@@ -157,7 +157,7 @@ INLINE void transpose(const u8* const* from, u8* to, long to_row) {
 #endif
 }
 
-// -- weights ----------------------------------------------------------------------------------------
+// -- weights -------------------------------------------------------------------------------------
 
 constexpr double PI = 3.14159265358979323846;
 
@@ -231,21 +231,17 @@ struct Axis {
     }
   }
 
-  long begin() const { return pixels[0].first; }
-  // Behind the last source pixel that is used.
-  long end() const { return std::min(pixels[to - 1].first + 2 * pixels[to - 1].pairs, from); }
-
  private:
   static void put(Weight* weights, long at, int32_t weight) {
     const int32_t half = 1 << (LOW_BITS - 1);
-    const int32_t high = (weight + half) >> LOW_BITS, low = weight - (high << LOW_BITS);
+    const int32_t high = (weight + half) >> LOW_BITS, low = weight - high * (1 << LOW_BITS);
     const int shift = at % 2 * 16;
     weights[at / 2].high |= (int32_t)((uint32_t)(uint16_t)high << shift);
     weights[at / 2].low |= (int32_t)((uint32_t)(uint16_t)low << shift);
   }
 };
 
-// -- passes -----------------------------------------------------------------------------------------
+// -- passes --------------------------------------------------------------------------------------
 
 struct Image {
   u8* data;
@@ -255,8 +251,8 @@ struct Image {
 
 // One row of a result, N * 16 columns of it. zipped: makes lanes of 16 columns of two rows.
 template <int N, class Zip>
-INLINE void resize_columns(const Image& from, const Axis& axis, long y, long column, const Zip& zipped,
-                           u8* out) {
+INLINE void resize_columns(const Image& from, const Axis& axis, long y, long column,
+                           const Zip& zipped, u8* out) {
   const Axis::Pixel& pixel = axis.pixels[y];
   Sums<N> sums;
   for (long i = 0; i < pixel.pairs; i++) {
@@ -275,7 +271,8 @@ void resize_down(const Image& from, const Image& to, const Axis& axis, long colu
   for (long y = 0; y < axis.to; y++) {
     u8* out = to.at(y);
     long x = 0;
-    for (; x + 2 * LANES <= columns; x += 2 * LANES) resize_columns<2>(from, axis, y, x, zip, out + x);
+    for (; x + 2 * LANES <= columns; x += 2 * LANES)
+      resize_columns<2>(from, axis, y, x, zip, out + x);
     for (; x + LANES <= columns; x += LANES) resize_columns<1>(from, axis, y, x, zip, out + x);
     if (const long left = columns - x) {
       u8 last[LANES];
@@ -363,17 +360,17 @@ void resize(const Arguments& a) {
   const Image from{a.from, a.from_row}, to{a.to, a.to_row};
   if (a.from_width == a.to_width) return resize_down(from, to, down, a.to_width * CHANNELS);
   if (a.from_height == a.to_height) return resize_across(from, to, across, a.to_height);
-  const long wide = (a.down_first ? a.from_width : a.to_width) * CHANNELS;
-  const long begin = a.down_first ? 0 : down.begin();  // of the rows that the second pass reads
-  const long tall = a.down_first ? a.to_height : down.end() - begin;
-  const std::unique_ptr<u8[]> between(new u8[tall * wide]);
-  const Image middle{between.get() - begin * wide, wide};
+  // All rows and columns are used, as the source has no margin.
+  const long tall = a.down_first ? a.to_height : a.from_height;
+  const long row = (a.down_first ? a.from_width : a.to_width) * CHANNELS;
+  const std::unique_ptr<u8[]> pixels(new u8[tall * row]);
+  const Image between{pixels.get(), row};
   if (a.down_first) {
-    resize_down(from, middle, down, wide);
-    resize_across(middle, to, across, tall);
+    resize_down(from, between, down, row);
+    resize_across(between, to, across, tall);
   } else {
-    resize_across({from.at(begin), from.row}, {between.get(), wide}, across, tall);
-    resize_down(middle, to, down, wide);
+    resize_across(from, between, across, tall);
+    resize_down(between, to, down, row);
   }
 }
 
@@ -383,7 +380,7 @@ void resize(const Arguments& a) {
 extern "C" long quire_resize(const Arguments* arguments) {
   try {
     resize(*arguments);
-  } catch (const std::bad_alloc&) {
+  } catch (const std::exception&) {
     return 1;
   }
   return 0;
