@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 FILTERS = range(1, 6)
 """PIL's numbers of the filters that the library has: lanczos, bilinear, bicubic, box, hamming."""
-_ROWS_MAY_BE_FIRST = int(PIL.__version__.partition(".")[0]) >= 13
+_DOWN_MAY_BE_FIRST = int(PIL.__version__.partition(".")[0]) >= 13
 _Arguments = ctypes.c_long * 10
 _lock = threading.Lock()
 _library: ctypes.CDLL | None = None
@@ -70,9 +70,9 @@ def resize(pixels: Pixels, height: int, width: int, resample: int) -> Pixels | N
         pixels = np.ascontiguousarray(pixels)
     made = np.empty((height, width, 3), np.uint8)
     # PIL's order of the two passes: each rounds to 8 bits, so the order shows in the pixels.
-    rows_first = _ROWS_MAY_BE_FIRST and tall - height > max(0, 2 * (wide - width))
+    down_first = _DOWN_MAY_BE_FIRST and tall - height > max(0, 2 * (wide - width))
     given = (pixels.ctypes.data, pixels.strides[0], tall, wide)
     wanted = (made.ctypes.data, made.strides[0], height, width)
-    if _library.quire_resize(_Arguments(*given, *wanted, resample, rows_first)):
+    if _library.quire_resize(_Arguments(*given, *wanted, resample, down_first)):
         raise MemoryError(f"no memory to resize {wide} x {tall} pixels to {width} x {height}")
     return made
