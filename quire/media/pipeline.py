@@ -37,6 +37,7 @@ from quire.media.media_worker import (
     pack_files,
     to_processed,
 )
+from quire.media.native.library import find_library
 from quire.media.processor import (
     DecodedAudio,
     DecodedImage,
@@ -114,7 +115,7 @@ class MediaPipeline:
         self.processor: MediaProcessor = kind(files)
         self.settings = settings
         self._root = framed_digest(family.encode(), packed := pack_files(files))
-        start = StartMediaWorker(family, packed)
+        reads_pixels = kind.modalities != ("audio",)
         self._pool: SandboxPool[MediaMessage] = SandboxPool(
             launch,
             MEDIA_DECODER,
@@ -122,7 +123,7 @@ class MediaPipeline:
             size=settings.workers,
             max_waiting=MAX_WAITING,
             wall_limit_s=WALL_LIMIT_S,
-            first=lambda: start,
+            first=lambda: StartMediaWorker(family, packed, find_library() if reads_pixels else ""),
         )
         weakref.finalize(self, self._pool.close)
         self.cache = ProcessorCache(settings.cache_bytes)
