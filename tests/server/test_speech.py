@@ -47,6 +47,7 @@ def llm(folder):
 @pytest.fixture(scope="module")
 def url(folder):
     options = "--dtype float32 --num-gpu-blocks-override 800 --served-model-name tiny"
+    options += " --max-recording-seconds 120"
     with serving(str(folder), *options.split()) as running:
         yield running.url
 
@@ -246,6 +247,9 @@ def test_bodies_that_are_refused(http):
     refused(400, "file is missing", files={"other": ("a", b"1")})
     refused(400, "cannot be decoded", files={"file": ("a.wav", b"nothing")})
     refused(400, "has no samples", files={"file": ("a.wav", file_of(np.zeros(0)))})
+    refused(
+        400, "longer than 120 seconds", files={"file": ("a.wav", file_of(np.zeros(121 * RATE)))}
+    )
     refused(413, "at most 26214400 bytes", files={"file": ("a.wav", bytes((25 << 20) + 1))})
     head = {"content-type": "multipart/form-data; boundary=x"}
     refused(400, "does not end", content=b"--x\r\nabc", headers=head)
