@@ -99,6 +99,7 @@ class DeviceSection:
     attention_backend: str  # a name, or "auto": attention/select.py chooses and gives the reason
     threads: int
     enforce_eager: bool = False
+    captured_tokens: int = 0  # of the largest step with prompts that is a CUDA graph
     capability: tuple[int, int] = (0, 0)  # of a CUDA device
 
 

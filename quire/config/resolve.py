@@ -37,6 +37,7 @@ from quire.config.media_encoder import (
     resolve_media_encoder,
     resolve_source_len,
 )
+from quire.config.memory.captured_steps import max_captured_tokens
 from quire.config.memory.host_memory import with_host_tier
 from quire.config.memory.kv_memory import (
     DEFAULT_MAX_LEN,
@@ -133,6 +134,7 @@ def resolve(
             attention_backend=options.device.attention_backend or "auto",
             threads=device.threads,
             enforce_eager=options.device.enforce_eager,
+            captured_tokens=max_captured_tokens(model, plan.shape.tensor),
             capability=device.capability,
         ),
         parallel=resolve_parallel(options, model, plan.shape, why, server=server),

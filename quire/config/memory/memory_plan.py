@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from quire.config.facts import ITEMSIZE, ModelFacts
+from quire.config.memory.captured_steps import max_captured_tokens
 from quire.config.memory.draft_rows import draft_rows
 from quire.config.memory.kv_format import KV_FORMATS, KVFormat
 from quire.config.memory.kv_layout import (
@@ -40,8 +41,6 @@ CUDA_OVERHEAD_BYTES = 3 * GIB // 4
 """Context, loaded kernels and libraries."""
 WORKSPACE_BYTES = 36 * MIB
 """Workspace of cuBLAS on one stream, and small buffers."""
-CAPTURED_TOKENS = 1024
-"""Steps with prompts are captured up to this size: quire.runner.gpu.mixed_batch_graphs."""
 CUDA_GRAPH_BYTES = 256 * MIB
 """Memory of the driver for captured graphs, outside of torch's pool."""
 FRAGMENTATION_RESERVE = 64 * MIB
@@ -250,7 +249,7 @@ def gpu_decode_bytes(model: ModelFacts, shape: EngineShape) -> int:
 
 def gpu_captured_bytes(model: ModelFacts, shape: EngineShape) -> int:
     """Peak bytes of the largest captured step: with decoding rows, or with prompts."""
-    tokens = min(CAPTURED_TOKENS, shape.max_num_batched_tokens)
+    tokens = min(max_captured_tokens(model, shape.tensor), shape.max_num_batched_tokens)
     return max(gpu_decode_bytes(model, shape), _layer_bytes(model, shape, tokens))
 
 

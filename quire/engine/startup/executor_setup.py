@@ -381,6 +381,8 @@ def build_runner(
         experts = ExpertSteps(model, comm.dp_exchange, like)
         if config.device.kind == "cuda":
             further["experts"] = experts
+    if config.device.kind == "cuda":
+        further["captured_tokens"] = config.device.captured_tokens
     worker = _worker_class(config.device.kind)(
         model,
         backend,

@@ -23,7 +23,6 @@ from quire.config.engine_config import (
     PoolingSection,
 )
 from quire.config.memory.draft_rows import draft_rows
-from quire.config.memory.memory_plan import CAPTURED_TOKENS
 from quire.core.params import SamplingParams
 from quire.core.types import BlockCopy, Pooling, StopConditions
 from quire.distributed.collectives import ProcessGroupCollectives
@@ -87,8 +86,8 @@ OTHER_SAMPLING_KINDS = (
     SamplingParams(temperature=0.0, logprob_token_ids=[0, 1]),
 )
 """Those with functions of torch too."""
-MIXED_PROMPTS = (64, 512, CAPTURED_TOKENS)
-"""Tokens of a prompt beside rows that decode. No graph has a step with the most of them."""
+MIXED_PROMPTS = (64, 512)
+"""Tokens of a prompt beside rows that decode; and as many as captured steps have, so none is."""
 
 
 def enumerate_kernels(
@@ -188,7 +187,7 @@ def run_steps(runner: Any, config: EngineConfig) -> None:
             _run_sampling(runner, SAMPLING_KINDS, rows, max(rows, verified))
         # then those of drafts
         batches = [*draft_batches(verified, scheduler.max_model_len)]
-        batches += step_batches(rows, scheduler.max_num_batched_tokens, scheduler.max_model_len)
+        batches += step_batches(config, rows)
         for batch in batches:
             worker.compute(batch, ())
             if find_shared_prefixes(model) is not None and batch.decode_only:
@@ -292,9 +291,8 @@ def _run_pooled_steps(
 
     heads_alone: only the kernels of the poolers are to be found.
     """
-    scheduler = config.scheduler
     kinds = [ResultKind.of(Pooling(task)) for task in section.tasks]
-    batches = step_batches(rows, scheduler.max_num_batched_tokens, scheduler.max_model_len)
+    batches = step_batches(config, rows)
     seen: set[tuple[ResultKind, int]] = set()
     for batch in batches:
         if not (batch.decode_only or batch.max_prior_context):
@@ -434,12 +432,13 @@ def sizes(most: int) -> list[int]:
     return sorted(size for size in found if size <= most)
 
 
-def step_batches(max_rows: int, max_tokens: int, max_len: int) -> Iterator[StepBatch]:
+def step_batches(config: EngineConfig, max_rows: int) -> Iterator[StepBatch]:
     """Yield steps of greedy rows that decode, of prompts, and of both.
 
     The first need most of the kernels, and those that take longest to compile.
     """
-    longest = max(max_len - 2, 1)
+    max_tokens = config.scheduler.max_num_batched_tokens
+    longest = max(config.scheduler.max_model_len - 2, 1)
     yield prompt_batch(min(max_rows - 1, max_tokens // 2), [min(longest, max_tokens // 2)], 0)
     yield decode_batch(1, longest)
     for rows in sizes(max_rows):
@@ -455,7 +454,7 @@ def step_batches(max_rows: int, max_tokens: int, max_len: int) -> Iterator[StepB
             for prior in {0, max(longest - tokens, 0)}:
                 yield prompt_batch(0, _shares(tokens, many), prior)
     for decodes in sizes(max_rows - 1):
-        for prompt in MIXED_PROMPTS:
+        for prompt in (*MIXED_PROMPTS, config.device.captured_tokens):
             count = min(prompt, longest, max_tokens - decodes)
             if count > 1:
                 yield prompt_batch(decodes, [count], 0)

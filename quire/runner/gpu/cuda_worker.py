@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from quire.attention.base import AttentionMetadata, Backend
+from quire.config.memory.captured_steps import CAPTURED_TOKENS
 from quire.config.memory.draft_rows import draft_rows
 from quire.core.types import BlockCopy, DataParallelTokens
 from quire.distributed.stage_link import StageLink
@@ -111,11 +112,13 @@ class CudaWorker:
         link: StageLink | None = None,
         drafter: ModelDrafter | None = None,
         experts: ExpertSteps | None = None,
+        captured_tokens: int = CAPTURED_TOKENS,
     ) -> None:
         """max_tokens: of the largest step. eager: no graphs. generates: steps have sampled rows.
         max_drafts: of a row. link: to other stages; None: there are none. drafter: None: no model
         drafts. experts: of other data-parallel ranks' rows; None: there are none. With these, only
-        steps whose rows decode on every rank are graphs."""
+        steps whose rows decode on every rank are graphs. captured_tokens: of the largest graph
+        with prompts."""
         device = sampler.device
         link, self._experts = link or StageLink(), experts or ExpertSteps()
         depth = max(NUM_STAGING_BUFFERS, link.mesh.pp + 2)
@@ -140,8 +143,7 @@ class CudaWorker:
         most = max(max_tokens, self._max_rows)
         self._token_starts: Tensor | None = None  # of a model with an encoder: 0, 1, 2, ...
         if slots.has_cross:
-            longest = max([most, *(shape.tokens for shape in graph_shapes(max_tokens, rows))])
-            self._token_starts = torch.arange(longest + 1, dtype=torch.int32, device=device)
+            self._token_starts = torch.arange(most + 1, dtype=torch.int32, device=device)
         self._variants = find_variants(model)
         self._named = {one.name: one for one in self._variants}
         axes = max(one.rotary_axes for one in self._variants)
@@ -158,7 +160,7 @@ class CudaWorker:
         self._variant_sizes = {one.name: variant_sizes(self._sizes, one) for one in self._variants}
         self._generates, self._samples = generates, generates and link.is_last
         decodes, has_graphs = rows if generates else 0, backend.supports_prefill_graphs
-        self._shapes = graph_shapes(max_tokens, decodes) if has_graphs else []
+        self._shapes = graph_shapes(max_tokens, decodes, captured_tokens) if has_graphs else []
         longest_graph = max([self._max_rows, *(shape.tokens for shape in self._shapes)])
         reserve_draft_rows(model, longest_graph if drafts else 0)
         self._stage = StageStates(link, longest_graph)

@@ -16,13 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.config.memory.memory_plan import CAPTURED_TOKENS
+from quire.config.memory.captured_steps import CAPTURED_TOKENS, MOST_CAPTURED_TOKENS
 from quire.core.types import DataParallelTokens, RankRows
 from quire.runner.step_batch import Ints, StepBatch
 
 TOKEN_COUNTS = (64, 128, 256, 384, 512, 768, CAPTURED_TOKENS)
-"""A larger step keeps the GPU busy for longer than the host needs to launch it."""
 DECODE_COUNTS = (0, 16, 64, 128, 256, 512)
+LARGE_TOKEN_COUNTS = (1280, 1536, 2048, 2560, 3072, MOST_CAPTURED_TOKENS)
+"""Of small models, whose padding takes little time: a third of such a shape may be padding."""
+LARGE_DECODE_COUNTS = (256, 512)
 PROMPT_ROWS = 16
 """Rows of prompts, the row of the padding included."""
 MAX_PADDING = 256
@@ -47,14 +49,20 @@ class GraphShape(NamedTuple):
         return self.decodes < self.tokens
 
 
-def graph_shapes(max_tokens: int, max_rows: int) -> list[GraphShape]:
+def graph_shapes(
+    max_tokens: int, max_rows: int, captured_tokens: int = CAPTURED_TOKENS
+) -> list[GraphShape]:
     """Return the shapes of steps of up to so many tokens and decoding rows, ascending.
 
-    A shape may have up to PROMPT_ROWS rows more than max_rows.
+    A shape may have up to PROMPT_ROWS rows more than max_rows. captured_tokens: of the largest
+    step that is captured, if it has prompts: quire.config.memory.captured_steps.
     """
-    decodes = sorted({min(n, max_rows) for n in DECODE_COUNTS})
-    tokens = [n for n in TOKEN_COUNTS if n <= max_tokens]
-    return [GraphShape(t, d) for t in tokens for d in decodes if d < t]
+    most, found = min(max_tokens, captured_tokens), []
+    grids = (TOKEN_COUNTS, DECODE_COUNTS), (LARGE_TOKEN_COUNTS, LARGE_DECODE_COUNTS)
+    for token_counts, decode_counts in grids:
+        decodes = sorted({min(n, max_rows) for n in decode_counts})
+        found += [GraphShape(t, d) for t in token_counts if t <= most for d in decodes if d < t]
+    return found
 
 
 def select_graph_shape(inputs: StepBatch, shapes: Sequence[GraphShape]) -> GraphShape | None:
@@ -89,9 +97,14 @@ def _select_shape(
     most = max(count - one.ones for count, one in zip(counts, rows, strict=True))
     for shape in shapes:
         fits = decodes <= shape.decodes and shape.decodes + most <= shape.tokens
-        if fits and shape.tokens <= max(counts) + MAX_PADDING:
+        if fits and shape.tokens - max(counts) <= max_padding(shape):
             return shape
     return None
+
+
+def max_padding(shape: GraphShape) -> int:
+    """Return how many tokens of a shape may be padding."""
+    return MAX_PADDING if shape.tokens <= CAPTURED_TOKENS else shape.tokens // 3
 
 
 def pad_to_shape(inputs: StepBatch, shape: GraphShape, axes: int = 1) -> StepBatch:

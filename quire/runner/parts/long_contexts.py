@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.config.memory.memory_plan import CAPTURED_TOKENS
+from quire.config.memory.captured_steps import CAPTURED_TOKENS
 from quire.core.types import StepPlan
 from quire.models.base import LanguageModel
 from quire.runner.long_contexts import (

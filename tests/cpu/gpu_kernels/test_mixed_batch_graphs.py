@@ -5,22 +5,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.config.memory.memory_plan import CAPTURED_TOKENS
+from quire.config.memory.captured_steps import CAPTURED_TOKENS, MOST_CAPTURED_TOKENS
 from quire.core.types import NO_BLOCK, Request, Row, Sequence, StepPlan, StopConditions, Wants
 from quire.runner.gpu.mixed_batch_graphs import (
-    MAX_PADDING,
     PROMPT_ROWS,
     graph_shapes,
+    max_padding,
     pad_to_shape,
     select_graph_shape,
 )
 from quire.runner.step_batch import EMPTY_BATCH, build_step_batch
 
 SHAPES = graph_shapes(8192, 256)
+LARGE_SHAPES = graph_shapes(8192, 512, MOST_CAPTURED_TOKENS)
 
-ROWS = st.lists(
-    st.tuples(st.integers(1, 90), st.integers(0, 50), st.booleans()), min_size=1, max_size=20
-)
+COUNTS = st.integers(1, 90) | st.integers(1, 900)
+ROWS = st.lists(st.tuples(COUNTS, st.integers(0, 50), st.booleans()), min_size=1, max_size=20)
 
 
 def inputs_of(rows):
@@ -38,7 +38,7 @@ def inputs_of(rows):
 @given(ROWS)
 def test_what_is_real_stays_as_it_was(rows):
     inputs = inputs_of(rows)
-    mould = select_graph_shape(inputs, SHAPES)
+    mould = select_graph_shape(inputs, LARGE_SHAPES)
     if inputs.decode_only or mould is None:
         return
     made = pad_to_shape(inputs, mould)
@@ -66,7 +66,7 @@ def test_what_is_real_stays_as_it_was(rows):
 @given(ROWS)
 def test_what_fills_up_reads_and_writes_nothing(rows):
     inputs = inputs_of(rows)
-    mould = select_graph_shape(inputs, SHAPES)
+    mould = select_graph_shape(inputs, LARGE_SHAPES)
     if inputs.decode_only or mould is None:
         return
     made = pad_to_shape(inputs, mould)
@@ -76,7 +76,7 @@ def test_what_fills_up_reads_and_writes_nothing(rows):
 
 
 def test_a_step_without_rows_is_padding_alone():
-    for shape in SHAPES:
+    for shape in LARGE_SHAPES:
         made = pad_to_shape(EMPTY_BATCH, shape)
         assert made.q_starts[-1] == shape.tokens
         assert len(made.q_starts) == shape.rows + 1
@@ -98,9 +98,9 @@ def test_other_steps_have_no_shape(rows, max_tokens):
     assert select_graph_shape(inputs_of(rows), graph_shapes(max_tokens, 256)) is None
 
 
-@given(ROWS, st.integers(1, 2048), st.integers(20, 300))
-def test_the_shape_is_the_smallest_that_holds_the_step(rows, max_tokens, max_rows):
-    inputs, shapes = inputs_of(rows), graph_shapes(max_tokens, max_rows)
+@given(ROWS, st.integers(1, 8192), st.integers(20, 600), st.integers(1024, 4096))
+def test_the_shape_is_the_smallest_that_holds_the_step(rows, max_tokens, max_rows, captured):
+    inputs, shapes = inputs_of(rows), graph_shapes(max_tokens, max_rows, captured)
     assert shapes == sorted(shapes)
     shape = select_graph_shape(inputs, shapes)
     prompts = len(inputs.slots) - inputs.num_decodes
@@ -113,17 +113,19 @@ def test_the_shape_is_the_smallest_that_holds_the_step(rows, max_tokens, max_row
     if shape is not None:
         assert shape == holding[0]
         assert prompts < PROMPT_ROWS
-        assert shape.tokens - len(inputs.token_ids) <= MAX_PADDING
+        assert shape.tokens - len(inputs.token_ids) <= max_padding(shape)
     else:
         assert (
             not holding
             or prompts >= PROMPT_ROWS
-            or holding[0].tokens - len(inputs.token_ids) > MAX_PADDING
+            or holding[0].tokens - len(inputs.token_ids) > max_padding(holding[0])
         )
 
 
 def test_the_shapes_are_few_and_fit_the_budget():
     assert 15 < len(SHAPES) < 40
+    assert len(LARGE_SHAPES) - len(graph_shapes(8192, 512)) == 12
+    assert sorted(LARGE_SHAPES) == LARGE_SHAPES
     assert graph_shapes(63, 256) == []
     few = graph_shapes(8192, 5)
     assert {shape.decodes for shape in few} == {0, 5}
@@ -135,3 +137,20 @@ def test_much_padding_is_worse_than_single_launches():
     shapes, decodes = graph_shapes(8192, 512), [(1, 3, True)] * 257
     assert select_graph_shape(inputs_of([*decodes, (255, 0, True)]), shapes) == (768, 512, "")
     assert select_graph_shape(inputs_of([*decodes, (257, 0, True)]), shapes) is None
+
+
+@pytest.mark.parametrize(
+    ("decodes", "prompts", "shape"),
+    [
+        (20, [1024], (1280, 256, "")),
+        (256, [1024], (1280, 256, "")),
+        (257, [768], (1280, 512, "")),
+        (3, [700, 700, 700], (2560, 256, "")),
+        (0, [4096], None),
+        (1, [3840], (4096, 256, "")),
+        (1, [3841], None),
+    ],
+)
+def test_small_models_have_large_shapes(decodes, prompts, shape):
+    rows = [(1, 3, True)] * decodes + [(count, 0, True) for count in prompts]
+    assert select_graph_shape(inputs_of(rows), LARGE_SHAPES) == shape

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from quire.config.facts import model_facts
+from quire.config.memory.captured_steps import max_captured_tokens
 from quire.config.memory.memory_plan import (
     EngineShape,
     gib,
@@ -118,3 +119,26 @@ def test_the_formula_agrees_with_what_was_measured_on_a_gpu(case):
     assert planned.weight_bytes == pytest.approx(case["weights"], rel=0.001)
     assert gpu_step_bytes(model, shape) == pytest.approx(case["step"], rel=0.03)
     assert gpu_decode_bytes(model, shape) == pytest.approx(case["decode"], rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "heads", "mlp", "tensor", "tokens"),
+    [
+        (1024, 16, 3072, 1, 4096),
+        (2048, 16, 6144, 1, 2280),
+        (3584, 28, 18944, 1, 1024),
+        (3584, 28, 18944, 4, 1888),
+    ],
+)
+def test_captured_steps_are_larger_for_smaller_layers(hidden, heads, mlp, tensor, tokens):
+    """A host launches a layer while a GPU multiplies so many tokens."""
+    sizes = {"hidden_size": hidden, "num_attention_heads": heads, "intermediate_size": mlp}
+    model = model_facts(HF | sizes | {"head_dim": 128}, name="m")
+    assert max_captured_tokens(model, tensor) == tokens
+
+
+def test_captured_steps_count_the_experts_of_a_token():
+    sizes = {"model_type": "qwen3_moe", "hidden_size": 2048, "num_attention_heads": 32}
+    experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+    model = model_facts(HF | sizes | experts | {"head_dim": 128}, name="m")
+    assert max_captured_tokens(model, 1) == 1942
