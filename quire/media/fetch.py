@@ -81,7 +81,10 @@ class MediaFetcher:
             return await asyncio.to_thread(lambda: self._read_file(url, where, most))
         if scheme in ("http", "https"):
             return await self._get(url, where, part.modality)
-        raise invalid_part(where, "has a URL that is neither http, https, data nor file")
+        raise invalid_part(
+            where,
+            "has a URL that is none of http://, https://, file:// and data:<type>;base64,<content>",
+        )
 
     async def _get(self, url: str, where: str, modality: Modality) -> bytes:
         while self._running >= MAX_FETCHES:

@@ -70,8 +70,8 @@ def test_reads_data_urls():
         ("data:image/png;base64,QUJ", "not valid base64"),
         ("data:image/png;base64,QU JD", "not valid base64"),
         ("data:image/png;base64," + "A" * 8192, "more than 4096 bytes"),
-        ("ftp://a/b", "neither http, https, data nor file"),
-        ("/etc/passwd", "neither http, https, data nor file"),
+        ("ftp://a/b", "none of http://, https://, file:// and data:"),
+        ("/etc/passwd", "none of http://, https://, file:// and data:"),
         ("file:///etc/passwd", "--allowed-local-media-path"),
     ],
 )
