@@ -14,7 +14,8 @@ pace: tokens per second with drafts over without, of rows that decode side by si
     right with a probability. In place of a number, `ngram` and `suffix` are these drafters on
     sampled text, and `edit-ngram` and `edit-suffix` on an edit: the answer, of which one token in
     100 is another, stands before the prompt, as far as the drafter sees. A round is one run of each
-    kind; the ratio is that of the quickest runs, `median` that of the pairs. One engine runs all.
+    kind; the ratio is that of the quickest runs, `median` that of the pairs. One engine runs all,
+    and forgets before each line what drafts cost and how many were accepted.
     --cpu-time: by seconds of the processor, also where the engine measures steps: for a machine
     that has other work. Set OMP_NUM_THREADS=1 then, as threads that wait take time too.
 switch: acceptance is 1, then 0: drafts of each step after the change.
@@ -33,6 +34,9 @@ from types import SimpleNamespace
 
 from quire.config.engine_config import SpeculationSection
 from quire.core.drafters.base import HostDrafter
+from quire.core.scheduling.draft_costs import DraftCosts
+from quire.core.scheduling.draft_trials import DraftTrials
+from quire.core.scheduling.drafting import FIRST_MEAN
 from quire.core.types import Request, StopConditions
 from quire.engine.startup.scheduler_setup import HOST_DRAFTERS
 
@@ -124,7 +128,12 @@ class Bench:
         return self.llm.llm_engine.engine._scheduler
 
     def draft_with(self, drafter: HostDrafter) -> None:
-        self.scheduler._drafting._sources = (drafter,)
+        """Draft with this one, as an engine that was just started."""
+        drafting = self.scheduler._drafting
+        drafting._sources = (drafter,)
+        drafting._costs, drafting._trials = DraftCosts(), DraftTrials()
+        drafting._means[:] = [FIRST_MEAN] * len(drafting._means)
+        drafting._tenant_means.clear()
 
     def run(self, *, drafts: bool) -> tuple[float, list[list[int]]]:
         prompts = [{"prompt_token_ids": one} for one in self.prompts]
@@ -179,9 +188,13 @@ def drafter_of(kind: str, drafts: int, answers: dict[tuple[int, ...], list[int]]
 def measure_pace(args: argparse.Namespace) -> None:
     all_rows = [*map(int, args.rows.split(","))]
     llm = build_engine(args, max(all_rows))
-    for kind in args.acceptance.split(","):
-        for rows in all_rows:
-            bench = Bench(args, llm, rows, args.tokens, kind in HOST_DRAFTERS.names())
+    for rows in all_rows:
+        benches: dict[bool, Bench] = {}
+        for kind in args.acceptance.split(","):
+            sampled = kind in HOST_DRAFTERS.names()
+            if sampled not in benches:
+                benches[sampled] = Bench(args, llm, rows, args.tokens, sampled)
+            bench = benches[sampled]
             bench.draft_with(drafter_of(kind, args.drafts, bench.answers))
             before = bench.scheduler.draft_counts
             bench.run(drafts=False)

@@ -8,6 +8,8 @@ t(n) has what a step with drafts costs at all: the time in which the next one ca
 other kernels. It is measured by number of rows and of drafts, follows longer contexts and a busy
 machine, and is interpolated in between. Beyond what was measured it is assumed to grow as before,
 at first little; what was measured long ago is tried again. Steps with prompts are not measured.
+Rows end one by one, so steps often have a number of rows that was not measured yet: their times are
+estimated from those of the nearest number, and a step without drafts is due after some of them.
 """
 
 from __future__ import annotations
@@ -31,8 +33,16 @@ FULL_DRAFTS = 2
 """Drafts for each row, whose time shows whether any number of them pays."""
 PLAIN_EVERY = 128
 """Steps of a size with drafts after which one without is due, to measure that."""
+SURE_GAIN, SURE_EVERY = 1.3, 4
+"""Tokens per second with drafts over those without, from which it is due so many times later."""
+FIRST_PLAIN = 16
+"""The same where steps of other sizes were measured."""
+NEAR = 2.0
+"""Numbers of rows, one so many times the other at most, whose drafts have about one price."""
 STALE = 256
 """Measured steps of a size after which the time of other steps of that size is not known."""
+RECENT = 64
+"""Measured steps of a size within which times are as good as the last."""
 LEAST_SPREAD = 1.4
 """Numbers of drafts, one so many times the other, whose times show what one draft more costs."""
 OUTDATED = 0.8
@@ -85,32 +95,45 @@ class _Size:
     """Measurements of steps with about as many rows. since_plain: steps with drafts since one
     without. measured: by number of drafts."""
 
-    __slots__ = ("measured", "plain", "since_plain", "steps")
+    __slots__ = ("measured", "plain", "rows", "since_plain", "steps")
 
     def __init__(self) -> None:
+        self.rows = 1
         self.plain = _Seconds()
         self.since_plain = PLAIN_EVERY
         self.steps = 0
         self.measured: dict[int, _Measured] = {}
 
+    @property
+    def known(self) -> bool:
+        """Whether steps without drafts and steps with some were measured."""
+        return bool(self.plain.value) and self.has_drafts
+
+    def distance(self, other: _Size) -> float:
+        """Return how many times the rows of the other it has, or the other of its."""
+        return max(self.rows / other.rows, other.rows / self.rows)
+
+    @property
+    def has_drafts(self) -> bool:
+        return any(one.seconds.known for one in self.measured.values())
+
     def curve(self, slope: float) -> list[Point]:
-        """Return t(n) at measured n and at one beyond. It never falls. slope: seconds of a draft,
-        where steps with fewer than two numbers of them were measured."""
+        """Return t(n) at measured n and at one beyond. It never falls: where it would, a time that
+        is RECENT stands, and of two as old that of more drafts. slope: seconds of a draft, where
+        steps with fewer than two numbers of them were measured."""
         plain = self.plain.value
         known = [
-            (one.drafts, one.seconds.value)
+            one
             for one in self.measured.values()
             if one.seconds.known
             and self.steps - one.at <= STALE
             and one.seconds.value > OUTDATED * plain
         ]
-        least = float("inf")
-        points: list[Point] = []
-        for drafts, seconds in sorted(known, reverse=True):
-            least = min(least, seconds)
-            points.append((drafts, max(least, plain)))
-        points.append((0.0, plain))
-        points.reverse()
+        points: list[Point] = [(0.0, plain)]
+        for one in sorted(known, key=lambda one: ((self.steps - one.at) // RECENT, -one.drafts)):
+            i = bisect_left(points, (one.drafts, 0.0))
+            most = points[i][1] if i < len(points) else float("inf")
+            points.insert(i, (one.drafts, max(min(one.seconds.value, most), points[i - 1][1])))
         last, seconds = points[-1]
         if last:
             measured = _slope(points)
@@ -126,6 +149,7 @@ class DraftCosts:
         self._chances: list[float] = []  # of the drafts that could be in a step, the highest first
         self._chance_rows = 1  # rows of that step
         self._tried = 0  # most drafts of a measured step
+        self._gain = LEAST_GAIN  # of the drafts that pay, when the price was asked last
         self._draft = _Seconds()  # time of a draft, in steps of any size
 
     def set_chances(self, rows: int, chances: Iterable[float], most: int | None = None) -> None:
@@ -135,12 +159,14 @@ class DraftCosts:
 
     def price(self, rows: int) -> float:
         """Return the least probability of acceptance at which a draft pays."""
-        size = self._size(rows)
-        plain = size.plain.value
+        size = self._nearest(rows)
+        plain = self._plain_like(size, rows)
         if not plain:
             return FIRST_PRICE
         slope = self._draft.value if self._draft.known else FIRST_PRICE * plain / rows
-        curve, chances = size.curve(slope), self._chances
+        more = plain - size.plain.value
+        curve = [(count, seconds + more) for count, seconds in size.curve(slope)]
+        chances = self._chances
         scale = rows / self._chance_rows
         sums = [0.0, *accumulate(chances)]
         best, best_rate = 0, LEAST_GAIN * rows / plain
@@ -148,6 +174,7 @@ class DraftCosts:
             rate = (rows + sums[count] * scale) / _seconds(curve, count * scale)
             if rate > best_rate:
                 best, best_rate = count, rate
+        self._gain = best_rate * plain / max(rows, 1)
         price = _marginal_price(curve, best * scale, best_rate if best else rows / plain)
         if best:
             price = min(price, chances[best - 1])
@@ -157,11 +184,15 @@ class DraftCosts:
 
     def plain(self, rows: int) -> float:
         """Return the seconds of a step without drafts; 0: none was measured."""
-        return self._size(rows).plain.value
+        size, near = self._size(rows), self._nearest(rows)
+        if size.plain.value or size.distance(near) > NEAR:
+            return size.plain.value
+        return self._plain_like(near, rows)
 
     def is_known(self, rows: int) -> bool:
         """Whether any step with drafts was measured: until then few drafts should be made."""
-        return any(one.seconds.known for one in self._size(rows).measured.values())
+        size, near = self._size(rows), self._nearest(rows)
+        return size.has_drafts or (near.has_drafts and size.distance(near) <= NEAR)
 
     def is_small(self, rows: int) -> bool:
         """Whether only steps with few drafts were measured, so that more may pay where these do
@@ -177,7 +208,8 @@ class DraftCosts:
         """Whether steps without drafts are due, to measure them. Returns True once for a number of
         steps with drafts."""
         size = self._size(rows)
-        due = size.since_plain >= PLAIN_EVERY
+        every = SURE_EVERY * PLAIN_EVERY if size.known and self._gain > SURE_GAIN else PLAIN_EVERY
+        due = size.since_plain >= every
         if due:
             size.since_plain = 0
         return due
@@ -210,7 +242,25 @@ class DraftCosts:
         size = self._sizes.get(key)
         if size is None:
             size = self._sizes[key] = _Size()
+            if any(one.known for one in self._sizes.values()):
+                size.since_plain -= FIRST_PLAIN
+        size.rows = max(rows, 1)
         return size
+
+    def _plain_like(self, size: _Size, rows: int) -> float:
+        """Return the seconds of a step of so many rows without drafts, from those of a size: a row
+        takes as long as a draft, as far as that is known."""
+        plain, factor = size.plain.value, rows / size.rows
+        estimate = plain + (rows - size.rows) * self._draft.value
+        return min(max(estimate, plain * min(factor, 1.0)), plain * max(factor, 1.0))
+
+    def _nearest(self, rows: int) -> _Size:
+        """Return the size itself if it is known, else the nearest that is; itself if none is."""
+        size = self._size(rows)
+        if size.known:
+            return size
+        known = [one for one in self._sizes.values() if one.known]
+        return min(known, key=size.distance, default=size)
 
 
 def _bucket(count: int) -> int:

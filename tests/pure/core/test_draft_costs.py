@@ -117,3 +117,51 @@ def test_numbers_of_drafts_that_are_close_do_not_show_the_price_of_one():
     assert costs.price(ROWS) < 0.2
     costs.observe_plain(2 * ROWS, gpu(0))
     assert costs.price(2 * ROWS) < 0.5, "of other rows, with which no drafts were measured"
+
+
+@pytest.mark.parametrize("rows", [8, 11, 16, 32])
+@pytest.mark.parametrize("any_drafts", [0.0, 0.1, 0.4])
+@pytest.mark.parametrize("a_row", [0.0005, 0.02, 1.0])
+def test_rows_that_were_not_measured_have_times_like_those_of_the_nearest(a_row, any_drafts, rows):
+    """Where weights are read and where tokens are computed, and whatever steps with drafts cost."""
+    seconds = lambda rows, drafts: (  # noqa: E731
+        1.0 + a_row * (rows + drafts) + any_drafts * (drafts > 0)
+    )
+    costs = DraftCosts()
+    for _ in range(4):
+        costs.observe_plain(16, seconds(16, 0))
+        for count in (16, 48):
+            costs.observe_drafts(16, count, seconds(16, count))
+    chances = sorted([0.8, 0.64, 0.51] * rows, reverse=True)
+    costs.set_chances(rows, chances)
+    rates = [(rows + sum(chances[:n])) / seconds(rows, n) for n in range(len(chances) + 1)]
+    price = costs.price(rows)
+    assert rates[sum(one >= price for one in chances)] > 0.92 * max(rates)
+    assert costs.is_known(rows)
+    assert costs.plain(rows) == pytest.approx(seconds(rows, 0), rel=0.01)
+    assert costs.plain(100) == 0.0, "too many to tell"
+    assert rows == 16 or not costs.take_plain(rows), "a step without drafts is not due at once"
+
+
+def test_steps_without_drafts_are_measured_often_only_where_drafts_hardly_pay():
+    def due(any_drafts):
+        seconds = lambda drafts: 1.0 + 0.01 * drafts + any_drafts * (drafts > 0)  # noqa: E731
+        costs, found = measured(seconds, chances=[0.9] * ROWS, counts=(8,)), 0
+        for _ in range(2000):
+            costs.price(ROWS)
+            found += costs.take_plain(ROWS)
+            costs.observe_drafts(ROWS, 8, seconds(8))
+        return found
+
+    assert 3 * due(0.1) <= due(0.6) <= 16
+    assert due(0.1) > 2
+
+
+def test_an_old_time_of_many_drafts_does_not_hide_new_ones_of_fewer():
+    """Each token costs a step's time from now on; no step has as many drafts as one before."""
+    costs = measured(gpu, chances=[0.8] * 32)
+    for _ in range(80):
+        costs.observe_drafts(ROWS, 32, cpu(32))
+    costs.observe_plain(ROWS, cpu(0))
+    costs.observe_plain(ROWS, cpu(0))
+    assert costs.price(ROWS) > 0.8
