@@ -34,7 +34,7 @@ class HeldBytes:
             nonlocal held
             with self._lock:
                 own, total = self._held[tenant], sum(self._held.values())
-                if own + size > self._most - total:
+                if size and own + size > self._most - total:
                     raise Overloaded(
                         f"{param}: {total >> 20} MiB of images, videos and recordings wait, "
                         f"{own >> 20} of them of this key, which leaves no space for "

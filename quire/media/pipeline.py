@@ -415,7 +415,7 @@ class MediaPipeline:
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """Who an item is processed for: root, names and share of prepare()."""
+    """For whom an item is processed: root, names and share of prepare()."""
 
     root: bytes
     names: bytes

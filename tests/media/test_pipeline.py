@@ -310,6 +310,15 @@ def test_bytes_of_requests_that_wait_are_bounded_and_leave_space_for_another_ten
     assert not pipeline._held._held, "all is given back"
 
 
+def test_an_item_without_bytes_is_not_refused_beside_others_that_hold_all():
+    held = HeldBytes(10)
+    with held.hold(b"a", "messages") as grow:
+        grow(10)
+        grow(0)  # a uuid of what is cached
+        with pytest.raises(Overloaded, match=r"leaves no space for 1 more"):
+            grow(1)
+
+
 def test_items_that_all_callers_left_are_not_processed(make_pipeline):
     pipeline = make_pipeline(cache_bytes=0)
     prepare(pipeline, part(png()))
