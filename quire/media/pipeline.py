@@ -415,7 +415,7 @@ class MediaPipeline:
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """For whom an item is processed: root, names and share of prepare()."""
+    """What separates items of callers: root, names and share of prepare()."""
 
     root: bytes
     names: bytes
