@@ -65,11 +65,11 @@ test: $(SETUP) ## the whole CPU suite in JOBS=3 processes; the longest tests go 
 test-long: $(SETUP) ## the same with many more rounds and generated cases: hours
 	$(BIN)/pytest $(PARALLEL) --long --timeout 7200 $(SUITE)
 
-isa: $(SETUP) ## tests of CPU kernels and models one instruction set below this CPU's
+isa: $(SETUP) ## tests of C++ code and models one instruction set below this CPU's
 	QUIRE_CPU_ISA=$(LOWER_ISA) ATEN_CPU_CAPABILITY=$(LOWER_ISA:sse2=default) \
 	ONEDNN_MAX_CPU_ISA=$(patsubst sse2,SSE41,$(LOWER_ISA:avx2=AVX2)) \
-	$(BIN)/pytest $(PARALLEL) tests/cpu/kernels tests/cpu/models tests/cpu/attention
-	$(BIN)/pytest --long -k "lesser or instruction_sets" tests/cpu/kernels
+	$(BIN)/pytest $(PARALLEL) tests/cpu/kernels tests/cpu/models tests/cpu/attention tests/media/test_resize.py
+	$(BIN)/pytest --long -k "lesser or instruction_sets" tests/cpu/kernels tests/media/test_resize.py
 
 bench: $(SETUP) ## quick figures of this machine: scheduler, ops, sampler, offline
 	$(BIN)/python bench/scheduler.py && $(BIN)/python bench/ops.py && $(BIN)/python bench/sampler.py

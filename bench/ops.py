@@ -23,11 +23,11 @@ from quire.kernels.act import act_mul
 from quire.kernels.embedding import embedding
 from quire.kernels.kv_write import kv_write
 from quire.kernels.linear import linear, pack
-from quire.kernels.native.build import FLAGS
 from quire.kernels.native.library import load_library
 from quire.kernels.paged_attention import paged_attention
 from quire.kernels.rms_norm import rms_norm
 from quire.kernels.rope import rope
+from quire.platform.native_build import FLAGS
 
 CEILING = r"""
 #include <chrono>

@@ -39,8 +39,8 @@ class Env:
     triton_cache: Path | None
     """TRITON_CACHE_DIR: Triton's own; if set, compiled GPU kernels are kept there instead."""
     cpu_isa: str
-    """QUIRE_CPU_ISA: what the C++ kernels are built for: native (this CPU; the default), avx512,
-    avx2, sse2; with none the PyTorch references run."""
+    """QUIRE_CPU_ISA: what the C++ code is built for: native (this CPU; the default), avx512, avx2,
+    sse2; with none the PyTorch references run, and PIL resizes images."""
     visible_gpus: tuple[str, ...] | None
     """CUDA_VISIBLE_DEVICES: the GPUs of this process, with commas. Unset: all."""
     num_threads: int | None

@@ -51,6 +51,7 @@ RANGES = {
     "api_server_count": (1, 256),
     "api_watchdog_seconds": (0, MAX_INT),
     "max_body_bytes": (1, MAX_INT * MAX_INT),
+    "max_recording_seconds": (1, 7200),
     "keep_alive_timeout": (0, MAX_INT),
     "h11_max_incomplete_event_size": (1024, MAX_INT * MAX_INT),
     "h11_max_header_count": (1, MAX_INT),

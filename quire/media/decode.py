@@ -56,7 +56,7 @@ def decode_image(data: bytes, limits: MediaLimits, where: str) -> DecodedImage:
         raise
     except UnidentifiedImageError:
         known = ", ".join(IMAGE_FORMATS)
-        raise _invalid(where, f"is no image; known formats are {known}") from None
+        raise _invalid(where, f"is no image of a format that is read: {known}") from None
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - decoders raise what they like on damaged files
@@ -129,7 +129,7 @@ def decode_video(
         raise Unsupported(message, param="messages") from None
     name = video_format(data)
     if name is None:
-        raise _invalid(where, f"is no video; known formats are {VIDEO_FORMATS}")
+        raise _invalid(where, f"is no video of a format that is read: {VIDEO_FORMATS}")
     try:
         with av.open(io.BytesIO(data), format=name, metadata_errors="replace") as container:
             return _sampled(container, processor, options, limits, where)

@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from quire.errors import MediaUnavailable, RequestError
 from quire.http_fetch.fetch import FetchFailed, FetchPolicy, HttpFetcher
+from quire.media.held_bytes import Grow
 from quire.media.items import MediaSource, decode_base64, invalid_part, param_of
 from quire.media.processor import Modality
 
@@ -80,7 +81,10 @@ class MediaFetcher:
             return await asyncio.to_thread(lambda: self._read_file(url, where, most))
         if scheme in ("http", "https"):
             return await self._get(url, where, part.modality)
-        raise invalid_part(where, "has a URL that is neither http, https, data nor file")
+        raise invalid_part(
+            where,
+            "has a URL that is none of http://, https://, file:// and data:<type>;base64,<content>",
+        )
 
     async def _get(self, url: str, where: str, modality: Modality) -> bytes:
         while self._running >= MAX_FETCHES:
@@ -125,13 +129,14 @@ class MediaFetcher:
 
 
 async def fetch_all(
-    fetcher: MediaFetcher, parts: Sequence[MediaSource], prompt_bytes: int
+    fetcher: MediaFetcher, parts: Sequence[MediaSource], prompt_bytes: int, grow: Grow
 ) -> list[bytes | None]:
-    """Return the file of each part that has one, in order. Raises RequestError.
+    """Return the file of each part that has one, in order. Raises RequestError, Overloaded.
 
-    prompt_bytes: of all together.
+    prompt_bytes: of all together. grow: called with the bytes that are held from now on.
     """
     total = sum(len(part.data) for part in parts if part.data is not None)
+    grow(total)
     slots = asyncio.Semaphore(PROMPT_FETCHES)
     until = time.monotonic() + PROMPT_TIMEOUT_S
 
@@ -150,6 +155,7 @@ async def fetch_all(
         if total > prompt_bytes:
             message = f"the media of one prompt have more than {prompt_bytes >> 20} MiB"
             raise RequestError(message, param=param_of(part.where))
+        grow(len(data))
         return data
 
     tasks = [asyncio.ensure_future(load(part)) for part in parts]

@@ -1,6 +1,7 @@
 """Pixel operations that media processors share. Arrays are [height, width, 3] in uint8.
 
 Resizing is PIL's, antialiased, on 8-bit channels: what the image processors without torchvision do.
+The native library has the same pixels.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from quire.core.types import MediaTensor
+from quire.media.native import library
 from quire.media.processor import Pixels
 
 BICUBIC = int(Image.Resampling.BICUBIC)
@@ -23,6 +25,8 @@ def resize(pixels: Pixels, height: int, width: int, resample: int = BICUBIC) -> 
     """Resize to [height, width, 3]. resample: PIL's number of the filter, as in config files."""
     if pixels.shape[:2] == (height, width):
         return pixels
+    if (made := library.resize(pixels, height, width, resample)) is not None:
+        return made
     image = Image.fromarray(pixels).resize((width, height), Image.Resampling(resample))
     return np.asarray(image)
 
@@ -58,9 +62,15 @@ def pad(
     color: Sequence[int] = (0, 0, 0),
 ) -> Pixels:
     """Return an image of this size with the pixels at (top, left) and the rest in one color."""
+    if pixels.shape[:2] == (height, width):
+        return pixels
+    bottom, right = top + pixels.shape[0], left + pixels.shape[1]
+    line = np.empty((width, 3), np.uint8)
+    line[:] = color
     out = np.empty((height, width, 3), np.uint8)
-    out[:] = color
-    out[top : top + pixels.shape[0], left : left + pixels.shape[1]] = pixels
+    out[:top], out[bottom:] = line, line
+    out[top:bottom, :left], out[top:bottom, right:] = line[:left], line[right:]
+    out[top:bottom, left:right] = pixels
     return out
 
 

@@ -36,6 +36,7 @@ from quire.errors import QuireError, RequestError
 from quire.media import decode
 from quire.media.audio_decode import decode_audio, decode_sound, mix_down
 from quire.media.limits import MediaLimits
+from quire.media.native.library import load_library
 from quire.media.processor import (
     DecodedAudio,
     DecodedImage,
@@ -63,10 +64,14 @@ NICENESS = 5
 
 
 class StartMediaWorker(msgspec.Struct, frozen=True, tag=True):
-    """The first message to a worker. files: JSON of config, preprocessors and processor."""
+    """The first message to a worker. files: JSON of config, preprocessors and processor.
+
+    library: see quire.media.native.library.find_library(); "" for recordings.
+    """
 
     family: str
     files: bytes
+    library: str = ""
 
 
 class MediaWorkerReady(msgspec.Struct, frozen=True, tag=True):
@@ -168,6 +173,7 @@ def main(fd: int) -> int:
         assert kind is not None, start.family
         config, preprocessors, settings = json.loads(start.files)
         processor = kind(ProcessorFiles(config, preprocessors, settings))
+        load_library(start.library)
     except Exception as error:  # noqa: BLE001 - the boundary: sent to the parent
         with suppress(OSError):
             pipe.send(JobFailed(f"{type(error).__name__}: {error}", ""))

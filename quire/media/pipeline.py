@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from quire.core.types import MediaTensor
 from quire.errors import EngineError, RequestError, Unsupported, context_overflow
 from quire.media.expand import PlacedMedia, ReadyItem, place_items
 from quire.media.fetch import FetchRules, MediaFetcher, fetch_all
+from quire.media.held_bytes import Grow, HeldBytes
 from quire.media.items import MediaSource, invalid_part, with_sounds
 from quire.media.limits import MediaLimits
 from quire.media.media_worker import (
@@ -37,6 +38,7 @@ from quire.media.media_worker import (
     pack_files,
     to_processed,
 )
+from quire.media.native.library import find_library
 from quire.media.processor import (
     DecodedAudio,
     DecodedImage,
@@ -51,11 +53,14 @@ from quire.media.processor import (
     reads_sound,
 )
 from quire.media.processor_cache import ProcessorCache, framed_digest
+from quire.sandbox.tenant_turns import NO_TENANT, TenantShare
 from quire.sandbox.worker_handle import StartWorker
 from quire.sandbox.worker_pool import PoolNames, SandboxPool
 
 MAX_WAITING = 1024
-"""Items of all requests that wait for a worker."""
+"""Items of one tenant that wait for a worker."""
+HELD_BYTES = 2 << 30
+"""Of files of requests over HTTP that wait or are processed: eight of the largest prompts."""
 WALL_LIMIT_S = 120.0
 """By the clock, for one item: workers have a low priority."""
 CPU_LIMIT_S = {"image": 20.0, "audio": 60.0, "video": 60.0}
@@ -114,7 +119,7 @@ class MediaPipeline:
         self.processor: MediaProcessor = kind(files)
         self.settings = settings
         self._root = framed_digest(family.encode(), packed := pack_files(files))
-        start = StartMediaWorker(family, packed)
+        reads_pixels = kind.modalities != ("audio",)
         self._pool: SandboxPool[MediaMessage] = SandboxPool(
             launch,
             MEDIA_DECODER,
@@ -122,13 +127,14 @@ class MediaPipeline:
             size=settings.workers,
             max_waiting=MAX_WAITING,
             wall_limit_s=WALL_LIMIT_S,
-            first=lambda: start,
+            first=lambda: StartMediaWorker(family, packed, find_library() if reads_pixels else ""),
         )
         weakref.finalize(self, self._pool.close)
         self.cache = ProcessorCache(settings.cache_bytes)
         rules = FetchRules(settings.domains, settings.folder)
         self._fetcher = MediaFetcher(rules, dict(settings.limits.item_bytes))
-        self._running: dict[bytes, asyncio.Task[ProcessedMedia]] = {}
+        self._held = HeldBytes(HELD_BYTES)
+        self._running: dict[bytes, _SharedRun] = {}
         self._loop: LoopThread | None = None
         self._merge_kwargs(None, None)
 
@@ -149,13 +155,15 @@ class MediaPipeline:
         max_tokens: int,
         root: bytes = b"",
         names: bytes = b"",
+        share: TenantShare | None = None,
         kwargs: object = None,
         io_kwargs: object = None,
     ) -> list[ReadyItem]:
         """Return the items of one prompt, in the order of `parts`.
 
         max_tokens: of all together. root: what separates the caches of tenants. names: what
-        separates the uuids of callers of one tenant. kwargs, io_kwargs: mm_processor_kwargs and
+        separates the uuids of callers of one tenant. share: of the tenant; None: of this process,
+        whose waiting bytes have no bound. kwargs, io_kwargs: mm_processor_kwargs and
         media_io_kwargs of the request.
         Raises RequestError, MediaUnavailable, Overloaded, EngineError.
         """
@@ -166,20 +174,28 @@ class MediaPipeline:
         options = {**self.processor.prompt_kwargs([one.modality for one in parts]), **options}
         if reads_sound(options):
             parts = with_sounds(parts)
-        files = await fetch_all(self._fetcher, parts, self.settings.limits.prompt_bytes)
         slots = asyncio.Semaphore(self.settings.workers)
 
         async def process(part: MediaSource, file: bytes | None) -> tuple[bytes, ProcessedMedia]:
             async with slots:
                 io_option = io_options.get(part.modality, {})
-                return await self._process(part, file, (root, names), options, io_option)
+                scope = _Scope(root, names, share or NO_TENANT)
+                return await self._process(part, file, scope, options, io_option)
 
-        tasks = [asyncio.ensure_future(process(*one)) for one in zip(parts, files)]
-        try:
-            return [one async for one in self._expanded(parts, tasks, max_tokens)]
-        finally:
-            for task in tasks:
-                task.cancel()
+        with self._hold(share, parts[0].param) as grow:
+            most = self.settings.limits.prompt_bytes
+            files = await fetch_all(self._fetcher, parts, most, grow)
+            tasks = [asyncio.ensure_future(process(*one)) for one in zip(parts, files)]
+            try:
+                return [one async for one in self._expanded(parts, tasks, max_tokens)]
+            finally:
+                for task in tasks:
+                    task.cancel()
+
+    def _hold(self, share: TenantShare | None, param: str) -> AbstractContextManager[Grow]:
+        if share is None:
+            return nullcontext(lambda size: None)
+        return self._held.hold(share.tenant, param)
 
     async def _expanded(
         self,
@@ -231,17 +247,16 @@ class MediaPipeline:
         self,
         part: MediaSource,
         file: bytes | None,
-        scope: tuple[bytes, bytes],
+        scope: _Scope,
         options: Settings,
         io_options: Settings,
     ) -> tuple[bytes, ProcessedMedia]:
-        """Return digest and tensors of an item. scope: root and names of prepare()."""
-        root, names = scope
+        """Return digest and tensors of an item."""
         settings = json.dumps([dict(options), dict(io_options)], sort_keys=True).encode()
-        base = (self._root, root, part.modality.encode(), settings)
-        name = (
-            None if part.uuid is None else framed_digest(*base, b"name", names, part.uuid.encode())
-        )
+        base = (self._root, scope.root, part.modality.encode(), settings)
+        name = None
+        if part.uuid is not None:
+            name = framed_digest(*base, b"name", scope.names, part.uuid.encode())
         if part.embeds is not None:
             media = self._given_rows(part)
             tensor = media.tensors[0]
@@ -267,7 +282,7 @@ class MediaPipeline:
         found = self.cache.find(digest)
         if found is None:
             found = await self._shared(
-                digest, lambda: self._run(part, content, options, io_options)
+                digest, lambda: self._run(part, content, scope.share, options, io_options)
             )
         self.cache.put(digest, found, name)
         return digest, found
@@ -275,21 +290,26 @@ class MediaPipeline:
     async def _shared(
         self, digest: bytes, begin: Callable[[], Coroutine[Any, Any, ProcessedMedia]]
     ) -> ProcessedMedia:
-        """Await the one run for a digest, which no request that is cancelled ends."""
-        task = self._running.get(digest)
-        if task is None:
-            task = self._running[digest] = asyncio.ensure_future(begin())
-
-            def forget(ended: asyncio.Task[ProcessedMedia]) -> None:
-                self._running.pop(digest, None)
-                if not ended.cancelled():
-                    ended.exception()  # read, also if all who waited were cancelled
-
-            task.add_done_callback(forget)
-        return await asyncio.shield(task)
+        """Await the one run for a digest. It ends when all who await it are cancelled."""
+        run = self._running.get(digest)
+        if run is None:
+            run = self._running[digest] = _SharedRun(asyncio.ensure_future(begin()))
+        run.awaiting += 1
+        try:
+            return await asyncio.shield(run.task)
+        finally:
+            run.awaiting -= 1
+            if not run.awaiting:
+                run.task.cancel()  # nothing if it has ended
+                del self._running[digest]
 
     async def _run(
-        self, part: MediaSource, content: _Content, options: Settings, io_options: Settings
+        self,
+        part: MediaSource,
+        content: _Content,
+        share: TenantShare,
+        options: Settings,
+        io_options: Settings,
     ) -> ProcessedMedia:
         def make_job() -> MediaJob:
             return MediaJob(
@@ -310,7 +330,7 @@ class MediaPipeline:
             if isinstance(given, DecodedImage) and self.processor.passes_pixels(given, options):
                 pixels = np.frombuffer(content.data, np.uint8).reshape(given.pixels.shape)
                 return self.processor.process(DecodedImage(pixels), options)
-            answer = await self._pool.run(make_job, param=part.param)
+            answer = await self._pool.run(make_job, param=part.param, share=share)
         except RequestError as error:
             if part.where in str(error):
                 raise
@@ -392,6 +412,23 @@ class MediaPipeline:
     ) -> PlacedMedia:
         """Put the tokens of items into a prompt. Raises RequestError."""
         return place_items(ids, items, self.processor, may_be_expanded=may_be_expanded)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """What separates items of callers: root, names and share of prepare()."""
+
+    root: bytes
+    names: bytes
+    share: TenantShare
+
+
+@dataclass(slots=True)
+class _SharedRun:
+    """Work on an item. awaiting: requests that need it."""
+
+    task: asyncio.Task[ProcessedMedia]
+    awaiting: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from quire.core.types import MediaTensor
 from quire.errors import EngineError
+from quire.media.held_bytes import HeldBytes
 from quire.media.limits import MediaLimits
 from quire.media.media_worker import (
     MEDIA_DECODER,
@@ -21,11 +22,10 @@ from quire.media.media_worker import (
     read_sizes,
 )
 from quire.media.processor import ProcessorFiles
+from quire.sandbox.tenant_turns import TenantShare
 from quire.sandbox.worker_handle import StartWorker
 from quire.sandbox.worker_pool import PoolNames, SandboxPool
 
-MAX_SECONDS = 7200.0
-"""Of one recording."""
 CPU_LIMIT_S = 240.0
 """Of processor time, for one file."""
 WALL_LIMIT_S = 600.0
@@ -33,6 +33,8 @@ MEMORY_LIMIT = 3 << 30
 """Bytes of a worker: samples and features of the longest recording take 1 GB."""
 MAX_WORKERS = 2
 MAX_WAITING = 256
+HELD_BYTES = 8 << 30
+"""Of files and features of all requests until their answers are there: 1 MB for 30 s."""
 NAMES = PoolNames(
     threads="quire-audio",
     process="process for recordings",
@@ -65,10 +67,14 @@ class RecordingReader:
             first=lambda: start,
         )
         weakref.finalize(self, self._pool.close)
+        self.held = HeldBytes(HELD_BYTES)
 
-    async def read(self, file: bytes) -> RecordingPieces:
-        """Decode and cut a file. Raises RequestError, Unsupported, Overloaded, EngineError."""
-        limits = MediaLimits(audio_seconds=MAX_SECONDS)
+    async def read(self, file: bytes, seconds: float, share: TenantShare) -> RecordingPieces:
+        """Decode and cut a file of at most so many seconds.
+
+        Raises RequestError, Unsupported, Overloaded, EngineError.
+        """
+        limits = MediaLimits(audio_seconds=seconds)
 
         def make_job() -> MediaJob:
             options = b'{"pieces": true}'
@@ -76,7 +82,7 @@ class RecordingReader:
                 "audio", "file", file, None, b"", options, b"{}", limits, CPU_LIMIT_S, MEMORY_LIMIT
             )
 
-        answer = await self._pool.run(make_job, param="file")
+        answer = await self._pool.run(make_job, param="file", share=share)
         if not isinstance(answer, MediaResult):
             raise EngineError(f"a process that reads recordings sent {type(answer).__name__}")
         return RecordingPieces(answer.tensors, read_sizes(answer.sizes)["borders"])

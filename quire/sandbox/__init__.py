@@ -1,7 +1,8 @@
 """Sandboxed worker processes: run work that untrusted input could break; they may be killed.
 
     parent process                           worker process
-    worker_pool.py: queue, replaces workers
+    tenant_turns.py: which job is next
+    worker_pool.py: replaces workers
     worker_handle.py: waits, counts, kills   worker_loop.py: runs job after job
                                              limits.py: resources of one job; OOM priority
                                              landlock.py: closes files, network and processes

@@ -1,7 +1,7 @@
-"""Pool of sandboxed workers: runs jobs, bounds what waits, and replaces workers that end.
+"""Pool of sandboxed workers: runs jobs in turns of tenants, and replaces workers that end.
 
-A job over its limits costs its worker's life and nothing else: the next job gets a new worker.
-Jobs that wait for a worker occupy no thread.
+A job over its limits costs its worker's life and nothing else: the next job gets a new worker. So
+does one whose caller has left. Jobs that wait for a worker occupy no thread.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
 from quire.errors import EngineError, Overloaded, RequestError
+from quire.sandbox.tenant_turns import NO_TENANT, TenantShare, TenantTurns
 from quire.sandbox.worker_handle import (
     CpuTimeExceeded,
     StartWorker,
@@ -45,8 +47,29 @@ class PoolNames:
     action: str  # "rendering the chat template"
 
 
+class _CallerLeft(Exception):
+    """The answer of the job is not awaited any more."""
+
+
+class _QueuedJob(Generic[W]):
+    """A job with its answer. has_caller: whether that is awaited."""
+
+    __slots__ = ("answer", "has_caller", "work")
+
+    def __init__(self, work: Callable[[_QueuedJob[W]], W]) -> None:
+        self.work = work
+        self.answer: Future[W] = Future()
+        self.has_caller = True
+
+    def check_caller(self) -> None:
+        """Raise _CallerLeft if the answer is not awaited any more."""
+        if not self.has_caller:
+            raise _CallerLeft
+
+
 class SandboxPool(Generic[W]):
-    """Runs jobs in at most `size` workers. They start when they are needed."""
+    """Runs jobs in at most `size` workers, one more if tenants wait for each other (tenant_turns).
+    They start when they are needed."""
 
     def __init__(
         self,
@@ -59,7 +82,10 @@ class SandboxPool(Generic[W]):
         wall_limit_s: float,
         first: Callable[[], W | None] = lambda: None,
     ) -> None:
-        """first: makes the message that a worker gets before its first job; None: it needs none."""
+        """max_waiting: jobs of one tenant.
+
+        first: makes the message that a worker gets before its first job; None: it needs none.
+        """
         self._launch = launch
         self._messages = messages
         self._names = names
@@ -69,47 +95,56 @@ class SandboxPool(Generic[W]):
         self._first = first
         self._idle: list[WorkerHandle[W]] = []
         self._threads: ThreadPoolExecutor | None = None
-        self._waiting = 0
+        self._turns: TenantTurns[_QueuedJob[W]] = TenantTurns(size)
         self._closed = False
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
         """Start a worker in the background: otherwise the first job waits for it."""
 
-        def start() -> None:
+        def start(_: _QueuedJob[W]) -> Any:
             try:
                 self._keep(self._take_worker())
             except (EngineError, Overloaded) as error:
                 log.warning("%s", error)  # the first job tries again
 
-        self._thread_pool().submit(start)
+        self._queue(_QueuedJob(start), NO_TENANT)
 
-    async def run(self, make_job: Callable[[], Any], *, param: str | None = None) -> W:
+    async def run(
+        self,
+        make_job: Callable[[], Any],
+        *,
+        param: str | None = None,
+        share: TenantShare = NO_TENANT,
+    ) -> W:
         """Run a job; return the worker's answer. param: of errors that the job causes.
 
-        make_job: called in a thread; returns a quire.sandbox.worker_loop.SandboxJob.
+        make_job: called in a thread; returns a quire.sandbox.worker_loop.SandboxJob. If this is
+        cancelled, a waiting job leaves the queue; a running one ends at the next check of its time.
 
         Raises RequestError, Overloaded, EngineError.
         """
-        if self._waiting >= self._max_waiting:
-            problem = f"{self._waiting} jobs wait for a {self._names.process}: try again later"
-            raise Overloaded(problem, retry_after_s=RETRY_S)
-        self._waiting += 1
+        queued: _QueuedJob[W] = _QueuedJob(lambda own: self._run_job(make_job(), param, own))
+        self._queue(queued, share)
         try:
-            future = self._thread_pool().submit(lambda: self._run_job(make_job(), param))
-            return await asyncio.wrap_future(future)
+            return await asyncio.wrap_future(queued.answer)
         finally:
-            self._waiting -= 1
+            queued.has_caller = False
+            with self._lock:
+                self._turns.remove(queued)
 
     def close(self) -> None:
-        """End the workers, and the jobs that they run."""
+        """End the jobs that wait, and the workers: those with a job when that ends."""
         with self._lock:
             self._closed = True
             idle_workers, self._idle = self._idle, []
+            waiting = self._turns.remove_all()
+        for job in waiting:
+            job.answer.cancel()
         for worker in idle_workers:
             worker.close()
         if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads.shutdown(wait=False)
 
     @property
     def idle_workers(self) -> list[int]:
@@ -117,18 +152,49 @@ class SandboxPool(Generic[W]):
         with self._lock:
             return [worker.pid for worker in self._idle]
 
-    def _thread_pool(self) -> ThreadPoolExecutor:
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._size, self._names.threads)
-        return self._threads
+    def _queue(self, job: _QueuedJob[W], share: TenantShare) -> None:
+        """Let a job wait for its turn. Raises Overloaded, EngineError."""
+        with self._lock:
+            if self._closed:
+                raise EngineError(f"{self._names.action}: its processes have been ended")
+            count = self._turns.num_waiting(share.tenant)
+            if count >= self._max_waiting:
+                problem = f"{count} jobs wait for a {self._names.process}: try again later"
+                raise Overloaded(problem, retry_after_s=RETRY_S)
+            self._turns.push(job, share, time.monotonic())
+            self._start_jobs()
 
-    def _run_job(self, job: Any, param: str | None) -> W:
+    def _start_jobs(self) -> None:
+        """Start the jobs whose turn it is. Called with the lock."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self._size + 1, self._names.threads)
+        while (job := self._turns.start(time.monotonic())) is not None:
+            self._threads.submit(self._work_on, job)
+
+    def _work_on(self, job: _QueuedJob[W]) -> None:
+        answer, problem = None, None
+        try:
+            job.check_caller()
+            answer = job.work(job)
+        except BaseException as error:  # noqa: BLE001 - raised where the answer is awaited
+            problem = error
+        with self._lock:
+            self._turns.finish(job, time.monotonic())
+            if not self._closed:
+                self._start_jobs()
+        if job.answer.set_running_or_notify_cancel():
+            if problem is None:
+                job.answer.set_result(cast(W, answer))
+            else:
+                job.answer.set_exception(problem)
+
+    def _run_job(self, job: Any, param: str | None, queued: _QueuedJob[W]) -> W:
         names = self._names
         try:
-            answer = self._send_job(job, param)
+            answer = self._send_job(job, param, queued)
         except WorkerExited as gone:  # one crash may be accidental
             log.warning("a %s ended (%s)", names.process, gone)
-            answer = self._retry_job(job, param)
+            answer = self._retry_job(job, param, queued)
         if isinstance(answer, JobRefused):
             raise RequestError(answer.message, param=answer.param or param)
         if isinstance(answer, JobOutOfMemory):
@@ -138,9 +204,9 @@ class SandboxPool(Generic[W]):
             raise EngineError(f"{names.action} failed: {answer.message}")
         return answer
 
-    def _retry_job(self, job: Any, param: str | None) -> W:
+    def _retry_job(self, job: Any, param: str | None, queued: _QueuedJob[W]) -> W:
         try:
-            return self._send_job(job, param)
+            return self._send_job(job, param, queued)
         except WorkerExited as gone:
             if gone.was_killed:
                 problem = f"the {self._names.process} was killed, twice"
@@ -149,11 +215,17 @@ class SandboxPool(Generic[W]):
             more = f"it may need more than {job.memory >> 20} MiB"
             raise self._task_error(f"crashed, twice: {more}", param) from None
 
-    def _send_job(self, job: Any, param: str | None) -> W:
+    def _send_job(self, job: Any, param: str | None, queued: _QueuedJob[W]) -> W:
         """The answer of a worker. Raises RequestError, Overloaded, EngineError, WorkerExited."""
         worker = self._take_worker()
         try:
-            answer = worker.run_job(job, job.seconds, by_clock=self._wall_limit_s)
+            answer = worker.run_job(
+                job, job.seconds, queued.check_caller, by_clock=self._wall_limit_s
+            )
+        except _CallerLeft:
+            worker.close()
+            self._keep(self._take_worker())  # the next job, of another tenant, does not wait for it
+            raise
         except CpuTimeExceeded:
             raise self._task_error(
                 f"takes more than {job.seconds:g} s of processor time", param

@@ -36,6 +36,8 @@ class ServerOptions:
     """Path prefix under which a proxy serves this server. Requests may have the prefix or not."""
     max_body_bytes: int = 32 << 20
     """Maximum bytes of a request body."""
+    max_recording_seconds: float = 7200.0
+    """Maximum seconds of a recording that is transcribed (/v1/audio), at most two hours."""
     keep_alive_timeout: int = 75
     """Seconds that an idle connection stays open. Set it longer than the proxy's own limit:
     otherwise the proxy may send a request on a connection that has just been closed."""
@@ -197,8 +199,8 @@ class ServerOptions:
 
 _GROUPS = {
     "server": "host port uds api_server_count api_watchdog_seconds root_path max_body_bytes "
-    "keep_alive_timeout h11_max_incomplete_event_size h11_max_header_count shutdown_timeout "
-    "middleware disable_fastapi_docs enable_offline_docs",
+    "max_recording_seconds keep_alive_timeout h11_max_incomplete_event_size "
+    "h11_max_header_count shutdown_timeout middleware disable_fastapi_docs enable_offline_docs",
     "access": "api_key api_key_file ssl_keyfile ssl_certfile ssl_ca_certs ssl_cert_reqs "
     "ssl_ciphers enable_ssl_refresh allowed_origins allowed_methods allowed_headers "
     "allow_credentials enable_dev_routes enable_profiler_routes allow_runtime_lora_updating "

@@ -70,8 +70,8 @@ def test_reads_data_urls():
         ("data:image/png;base64,QUJ", "not valid base64"),
         ("data:image/png;base64,QU JD", "not valid base64"),
         ("data:image/png;base64," + "A" * 8192, "more than 4096 bytes"),
-        ("ftp://a/b", "neither http, https, data nor file"),
-        ("/etc/passwd", "neither http, https, data nor file"),
+        ("ftp://a/b", "none of http://, https://, file:// and data:"),
+        ("/etc/passwd", "none of http://, https://, file:// and data:"),
         ("file:///etc/passwd", "--allowed-local-media-path"),
     ],
 )
@@ -185,10 +185,11 @@ def test_bounds_the_bytes_of_a_prompt():
     parts = [
         MediaSource("image", f"messages[0].content[{i}]", url=data_url(png())) for i in range(3)
     ]
-    fetcher = MediaFetcher(FetchRules(), SIZES)
-    assert asyncio.run(fetch_all(fetcher, parts, 3 * len(png()))) == [png()] * 3
+    fetcher, took = MediaFetcher(FetchRules(), SIZES), []
+    assert asyncio.run(fetch_all(fetcher, parts, 3 * len(png()), took.append)) == [png()] * 3
+    assert took == [0, *[len(png())] * 3]
     with pytest.raises(RequestError, match="the media of one prompt have more than"):
-        asyncio.run(fetch_all(fetcher, parts, 3 * len(png()) - 1))
+        asyncio.run(fetch_all(fetcher, parts, 3 * len(png()) - 1, took.append))
 
 
 class Slow:
@@ -210,5 +211,5 @@ def test_many_slow_addresses_of_a_prompt_take_few_places_and_end(monkeypatch):
     parts = [MediaSource("image", f"messages[0].content[{i}]", url="http://a/") for i in range(99)]
     slow = Slow()
     with pytest.raises(MediaUnavailable, match="takes too long"):
-        asyncio.run(fetch_all(slow, parts, 1 << 20))
+        asyncio.run(fetch_all(slow, parts, 1 << 20, lambda size: None))
     assert (slow.most, slow.running) == (fetching.PROMPT_FETCHES, 0)

@@ -28,6 +28,16 @@ def test_crops_and_pads_as_transformers(size, crop, expected):
     assert np.array_equal(image_ops.center_crop(pixels.swapaxes(0, 1), 2, crop), cut.swapaxes(0, 1))
 
 
+@pytest.mark.parametrize("place", [(0, 0), (2, 3), (1, 0), (0, 4), (3, 2)])
+def test_pads_around_an_image_in_one_color(place):
+    pixels = RNG.integers(0, 256, (4, 5, 3), np.uint8)
+    top, left = place
+    expected = np.tile(np.array([1, 2, 3], np.uint8), (7, 9, 1))
+    expected[top : top + 4, left : left + 5] = pixels
+    found = image_ops.pad(pixels, 7, 9, top=top, left=left, color=(1, 2, 3))
+    assert np.array_equal(found, expected)
+
+
 def test_tensors_are_packed_and_read_back():
     array = RNG.integers(-9, 9, (2, 3)).astype(np.int32).T
     packed = image_ops.to_tensor("grid", array)

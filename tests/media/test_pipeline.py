@@ -13,12 +13,14 @@ from PIL import Image
 from quire.core.types import MediaTensor
 from quire.engine.startup.text_setup import start_media_worker
 from quire.errors import EngineError, Overloaded, RequestError, Unsupported
+from quire.media.held_bytes import HeldBytes
 from quire.media.items import MediaSource
 from quire.media.limits import MediaLimits
 from quire.media.objects import read_media_data
 from quire.media.pipeline import MediaPipeline, PipelineSettings
 from quire.media.processor import DecodedImage, ProcessedMedia, ProcessorFiles
 from quire.media.processor_cache import ProcessorCache, framed_digest
+from quire.sandbox.tenant_turns import TenantShare
 from tests.media.conftest import ROWS
 from tests.media.files import data_url, encode, png, png_with_size
 
@@ -276,16 +278,69 @@ def test_pixels_that_an_encoder_resizes_need_no_worker():
     pipeline.close()
 
 
-def test_too_many_items_that_wait_are_refused(make_pipeline, monkeypatch):
+def test_too_many_items_of_a_tenant_that_wait_are_refused(make_pipeline, monkeypatch):
     pipeline = make_pipeline(cache_bytes=0, launch=start_media_worker)
     monkeypatch.setattr(pipeline._pool, "_max_waiting", 2)
 
     async def many():
-        each = [pipeline.prepare([part(png(5 + i))], max_tokens=99) for i in range(5)]
+        tenants = [b"a"] * 5 + [b"b"]
+        each = [pipeline.prepare([part(png(5 + i))], max_tokens=99, share=TenantShare(one))
+                for i, one in enumerate(tenants)]  # fmt: skip
         return await asyncio.gather(*each, return_exceptions=True)
 
     found = asyncio.run(many())
-    assert [isinstance(one, Overloaded) for one in found] == [False] * 2 + [True] * 3
+    assert [isinstance(one, Overloaded) for one in found] == [False] * 3 + [True] * 2 + [False]
+
+
+def test_bytes_of_requests_that_wait_are_bounded_and_leave_space_for_another_tenant(make_pipeline):
+    pipeline = make_pipeline(cache_bytes=0)
+    size = len(png(5))
+    pipeline._held = HeldBytes(5 * size)
+
+    async def many():
+        tenants = [b"a"] * 4 + [b"b"]
+        each = [pipeline.prepare([part(png(5 + i))], max_tokens=99, share=TenantShare(one))
+                for i, one in enumerate(tenants)]  # fmt: skip
+        offline = pipeline.prepare([part(png(20))], max_tokens=99)
+        return await asyncio.gather(*each, offline, return_exceptions=True)
+
+    found = asyncio.run(many())
+    assert [isinstance(one, Overloaded) for one in found] == [False] * 2 + [True] * 2 + [False] * 2
+    assert "wait, 0 of them of this key" in str(found[2])
+    assert not pipeline._held._held, "all is given back"
+
+
+def test_an_item_without_bytes_is_not_refused_beside_others_that_hold_all():
+    held = HeldBytes(10)
+    with held.hold(b"a", "messages") as grow:
+        grow(10)
+        grow(0)  # a uuid of what is cached
+        with pytest.raises(Overloaded, match=r"leaves no space for 1 more"):
+            grow(1)
+
+
+def test_items_that_all_callers_left_are_not_processed(make_pipeline):
+    pipeline = make_pipeline(cache_bytes=0)
+    prepare(pipeline, part(png()))
+
+    async def cancelled():
+        large = png_with_size(5000, 5000, bytes(5000 * (1 + 3 * 5000)))
+        first = asyncio.ensure_future(pipeline.prepare([part(large)], max_tokens=99))
+        await asyncio.sleep(0.05)
+        others = [asyncio.ensure_future(pipeline.prepare([part(png(7))], max_tokens=99))
+                  for _ in range(2)]  # fmt: skip
+        await asyncio.sleep(0.05)
+        waiting = pipeline._pool._turns.num_waiting
+        found = [waiting(b"")]
+        for one in others:
+            one.cancel()
+            await asyncio.sleep(0.01)
+            found.append(waiting(b""))
+        await first
+        return found
+
+    assert asyncio.run(cancelled()) == [1, 1, 0]
+    assert not pipeline._running
 
 
 def test_decoded_images_are_not_copied_into_the_cache_key_by_identity(pipeline):

@@ -390,6 +390,7 @@ ROWS = {
         ("prompt_embeds", "AAAA", refused(400)),
         ("suffix", "end", refused(400)),
         ("echo", True, changes(lambda b, a: a.text == BASE[COMPLETE]["prompt"] + b.text)),
+        ("multi_modal_data", {"image": "x"}, refused(501)),
         ("logprobs", 2, changes(lambda _, after: after.choices[0]["logprobs"]["tokens"])),
         ("stream_options", {"include_usage": True}, None),
         ("add_special_tokens", True, reaches(n=1)),

@@ -2,8 +2,10 @@
 
 import base64
 import concurrent.futures
+import hashlib
 import http.server
 import io
+import json
 import threading
 import time
 
@@ -54,8 +56,12 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory, folder):
-    model = write_qwen2_vl(tmp_path_factory.mktemp("qwen"), {"eos_token_id": 2})
+def model(tmp_path_factory):
+    return write_qwen2_vl(tmp_path_factory.mktemp("qwen"), {"eos_token_id": 2})
+
+
+@pytest.fixture(scope="module")
+def running(model, folder):
     more = ("--allowed-local-media-path", folder, "--allowed-media-domains", "127.0.0.1")
     limits = ("--limit-mm-per-prompt", "image=4", "--trust-request-mm-kwargs", "--enable-mm-embeds")
     with serving(model, *FLAGS, *more, *limits) as found:
@@ -247,7 +253,7 @@ BAD = {
     "one pixel": (image(data_url(png(1, 1))), None, ""),
     "svg": (image(data_url(b"<svg/>", "image/svg+xml")), 400, "is no image"),
     "base64": (image("data:image/png;base64,@@@"), 400, "not valid base64"),
-    "scheme": (image("gopher://x"), 400, "neither http"),
+    "scheme": (image("gopher://x"), 400, "none of http"),
     "private": (image("http://localhost:1/a"), 422, "not fetched here"),
     "metadata": (image("http://169.254.169.254/latest"), 422, "not fetched here"),
     "closed port": (image("http://127.0.0.1:9/a"), 422, "cannot be reached"),
@@ -257,6 +263,7 @@ BAD = {
     "no url": ({"type": "image_url"}, 400, "has no image_url"),
     "object": ({"type": "image_pil", "image_pil": "x"}, 400, "objects of Python"),
     "embeds": ({"type": "image_embeds", "image_embeds": "QQ=="}, 400, "no archive of torch.save"),
+    "file": ({"type": "file", "file": {"file_data": "x"}}, 400, "not served; send image_url"),
     "list for a type": ({"type": ["image_url"]}, 400, "must be one of"),
     "uuid": ({"type": "image_url", "image_url": None, "uuid": "other"}, 400, "is cached"),
     "audio": ({"type": "input_audio", "input_audio": {"data": "QQ==", "format": "wav"}}, 400,
@@ -443,3 +450,33 @@ def test_images_that_cross_attention_reads(tmp_path):
         assert answer.choices[0].message.content
         typed, empty = (create(messages=user(one), **GREEDY) for one in ("<|image|>", "w"))
         assert typed.usage.prompt_tokens > empty.usage.prompt_tokens + 1, "it is text"
+
+
+def test_images_of_two_keys_take_turns(tmp_path, model):
+    """Four files of 25 million pixels keep the worker of one key busy for seconds."""
+    keys = [{"name": one, "sha256": hashlib.sha256(one.encode()).hexdigest()} for one in "ab"]
+    (tmp_path / "keys.json").write_text(json.dumps({"keys": keys}))
+    small = ("--mm-processor-workers", "1", "--mm-processor-kwargs", '{"max_pixels": 3136}')
+    large = [user(image(data_url(png_with_size(5000, 5000 + i, bytes((5000 + i) * 15001)))))
+             for i in range(4)]  # fmt: skip
+    with (
+        serving(model, *FLAGS, *small, "--api-key-file", tmp_path / "keys.json") as running,
+        concurrent.futures.ThreadPoolExecutor() as pool,
+    ):
+        threading.Thread(target=running.process.stdout.read, daemon=True).start()
+
+        def ask(messages, key):
+            body = {**GREEDY, "max_tokens": 1, "messages": messages}
+            head = {"Authorization": f"Bearer {key}"}
+            url = f"{running.url}/v1/chat/completions"
+            answer = httpx.post(url, json=body, headers=head, timeout=120)
+            assert answer.status_code == 200, answer.text
+
+        ask(user(image(data_url(png(9)))), "a")
+        many = [pool.submit(ask, one, "a") for one in large]
+        concurrent.futures.wait(many, return_when=concurrent.futures.FIRST_COMPLETED)
+        ask(ASK, "b")
+        done = sum(one.done() for one in many)
+        for one in many:
+            one.result()
+    assert done <= 2, "the image of key b waited behind those of key a"

@@ -89,6 +89,9 @@ def test_items_of_input_have_images_in_place(post):
                                           {"image": data_url(PHOTO)}])  # fmt: skip
     assert same(vectors(mixed)[0], vectors(plain)[0])
     assert not same(vectors(mixed)[1], vectors(mixed)[2])
+    beside = post("/v1/embeddings", input=["a", {"image": data_url(PHOTO)}])
+    assert same(vectors(beside)[0], vectors(plain)[0])
+    assert same(vectors(beside)[1], vectors(mixed)[2])
     typed = post(
         "/v1/embeddings", input=[{"content": [text(f"{IMAGE}c")]}, {"image": data_url(PHOTO)}]
     )

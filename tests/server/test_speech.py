@@ -7,13 +7,14 @@ import math
 import httpx
 import numpy as np
 import openai
+import psutil
 import pytest
 
 from quire import LLM, SamplingParams
 from quire.media.audio_ops import split_at_quiet
 from tests.cpu.encoder_decoder import speech
 from tests.cpu.encoder_decoder.speech import FIRST_TIME, IDS, NO_TIMES, PREVIOUS, RATE, SOT
-from tests.server.running import serving
+from tests.server.running import serving, wait_until
 
 soundfile = pytest.importorskip("soundfile")
 pytestmark = pytest.mark.slow("starts a server of a model that transformers makes")
@@ -45,10 +46,16 @@ def llm(folder):
 
 
 @pytest.fixture(scope="module")
-def url(folder):
+def running(folder):
     options = "--dtype float32 --num-gpu-blocks-override 800 --served-model-name tiny"
+    options += " --max-recording-seconds 120"
     with serving(str(folder), *options.split()) as running:
-        yield running.url
+        yield running
+
+
+@pytest.fixture(scope="module")
+def url(running):
+    return running.url
 
 
 @pytest.fixture(scope="module")
@@ -246,6 +253,9 @@ def test_bodies_that_are_refused(http):
     refused(400, "file is missing", files={"other": ("a", b"1")})
     refused(400, "cannot be decoded", files={"file": ("a.wav", b"nothing")})
     refused(400, "has no samples", files={"file": ("a.wav", file_of(np.zeros(0)))})
+    refused(
+        400, "longer than 120 seconds", files={"file": ("a.wav", file_of(np.zeros(121 * RATE)))}
+    )
     refused(413, "at most 26214400 bytes", files={"file": ("a.wav", bytes((25 << 20) + 1))})
     head = {"content-type": "multipart/form-data; boundary=x"}
     refused(400, "does not end", content=b"--x\r\nabc", headers=head)
@@ -260,6 +270,26 @@ def test_beams(http):
     answer = post(http, use_beam_search="true", n="2")
     assert answer.status_code == 200, answer.text
     assert post(http, use_beam_search="true", response_format="srt").status_code == 501
+
+
+def test_a_client_that_gives_up_frees_the_worker_that_reads_its_recording(http, running):
+    def workers():
+        children = psutil.Process(running.process.pid).children(recursive=True)
+        return [one for one in children if one.name() == "quire-media"]
+
+    assert post(http).status_code == 200
+    stopped = workers()
+    for one in stopped:
+        one.suspend()  # as a file does that takes minutes
+    file = {"file": ("a.wav", file_of(SHORT))}
+    head = {"X-Request-Timeout": "0.5"}
+    answer = http.post("/v1/audio/transcriptions", files=file, data=GREEDY, headers=head)
+    assert answer.status_code == 408, answer.text
+    assert wait_until(lambda: len(set(workers()) & set(stopped)) < len(stopped))
+    assert stopped
+    for one in set(workers()) & set(stopped):
+        one.resume()
+    assert post(http).status_code == 200
 
 
 def test_other_fields_are_named(http):

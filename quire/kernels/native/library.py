@@ -22,8 +22,8 @@ from torch import Tensor
 
 from quire import env
 from quire.kernels.framework import late_work
-from quire.kernels.native.build import NativeBuildError, find_or_build
 from quire.platform import cpu
+from quire.platform.native_build import KERNELS, NativeBuildError
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ def load_library() -> NativeLibrary | None:
     began = time.perf_counter()
     try:
         with late_work.preparing():
-            path = find_or_build(settings.cache_dir, settings.cpu_isa)
+            path = KERNELS.find_or_build(settings.cache_dir, settings.cpu_isa)
         threads = settings.num_threads or cpu.available_cores()
         library = NativeLibrary(path, min(threads, _max_threads or threads))
     except (NativeBuildError, OSError) as e:  # OSError: the loader refuses the file

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-from PIL import Image, ImageOps
 
-from quire.media.image_ops import to_tensor
+from quire.media.image_ops import pad, resize, to_tensor
 from quire.media.processor import (
     DecodedMedia,
     Expansion,
@@ -77,10 +76,15 @@ class Processor(ImageProcessor):
         return ProcessedMedia("image", (*made.tensors, to_tensor("order", order)), made.sizes)
 
     def padded(self, pixels: Pixels, height: int, width: int) -> Pixels:
-        """Resize to fit into [height, width], and put it in the middle."""
-        color = tuple(int(255 * mean) for mean in self.settings["image_mean"])
-        made = ImageOps.pad(Image.fromarray(pixels), (width, height), color=color)
-        return np.asarray(made)
+        """Resize to fit into [height, width], and put it in the middle, as PIL's ImageOps.pad."""
+        tall, wide, _ = pixels.shape
+        if wide / tall > width / height:
+            size = max(round(tall / wide * width), 1), width
+        else:
+            size = height, max(round(wide / tall * height), 1)
+        top, left = round((height - size[0]) / 2), round((width - size[1]) / 2)
+        color = [int(255 * mean) for mean in self.settings["image_mean"]]
+        return pad(resize(pixels, *size), height, width, top=top, left=left, color=color)
 
     def order(self, y: int, x: int) -> np.ndarray[Any, Any]:
         """Number the rows of the encoder in the order of the prompt; see its Encoder."""

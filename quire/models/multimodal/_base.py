@@ -113,5 +113,8 @@ def normalized_patches(
     cut = pixels[:, : rows * patch, : columns * patch]
     cut = cut.reshape(count, rows, patch, columns, patch, channels)
     cut = cut.permute(0, 1, 3, 5, 2, 4)  # [N, rows, columns, C, patch, patch]
-    scale, shift = scale_shift.view(2, channels, 1, 1)
-    return (cut * scale + shift).to(dtype).reshape(-1, channels * patch * patch)
+    scale, shift = scale_shift.repeat_interleave(patch * patch, dim=1)
+    x = cut.reshape(
+        -1, channels * patch * patch
+    ).float()  # bytes are reordered, then whole rows read
+    return x.mul_(scale).add_(shift).to(dtype)

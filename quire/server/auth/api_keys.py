@@ -29,6 +29,7 @@ from msgspec import Meta
 
 from quire.core.tenant_limits import UNRESTRICTED, TenantLimits
 from quire.errors import ConfigError
+from quire.sandbox.tenant_turns import TenantShare
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +95,11 @@ class KeyOwner:
     routes: tuple[str, ...] | None = None
     max_adapters: int | None = None  # names that it may load; None: any number
     adapter_folders: tuple[str, ...] | None = None  # that it loads from; None: those of the server
+
+    @property
+    def share(self) -> TenantShare:
+        """Its share of worker processes."""
+        return TenantShare(self.tenant, self.limits.weight)
 
     @property
     def is_operator(self) -> bool:

@@ -27,6 +27,7 @@ from quire.text.score_pairs import read_texts
 TextList = Annotated[list[str], Field(fail_fast=True)]
 ItemDict = dict[str, Any]
 ItemList = Annotated[list[ItemDict], Field(fail_fast=True)]
+MixedList = Annotated[list[str | ItemDict], Field(fail_fast=True)]
 TokenIdLists = Annotated[list[TokenIdList], Field(fail_fast=True)]
 ChatList = Annotated[list[ChatMessageList], Field(fail_fast=True)]
 
@@ -96,7 +97,7 @@ class EncodingFields(RequestBody):
 class InputFields(PoolingFields):
     """Texts, token ids, or conversations, as OpenAI and vLLM take them."""
 
-    input: str | TextList | TokenIdList | TokenIdLists | ItemList | None = None
+    input: str | TextList | TokenIdList | TokenIdLists | MixedList | None = None
     messages: ChatMessageList | ChatList | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
@@ -175,7 +176,7 @@ def prompts_of(
     if given and isinstance(given[0], int):
         return [given]
     check_count(given, param)
-    if isinstance(given[0], dict):
+    if any(isinstance(one, dict) for one in given):
         return [*read_texts(given, param, media or MarkedTexts())]
     return list(given)
 

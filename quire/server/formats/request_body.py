@@ -43,7 +43,7 @@ AllowedTokenIds = Annotated[list[int], Field(fail_fast=True, max_length=MAX_ALLO
 StopTokenIds = Annotated[list[int], Field(fail_fast=True, max_length=MAX_STOP_IDS)]
 LogitBias = Annotated[dict[str, float], Field(max_length=MAX_BIASED_TOKENS)]
 
-_TEXT_ONLY = "only text goes in and out of this server"
+_MEDIA_IN_CHATS = "images, videos and recordings are parts of messages, on the routes of chats"
 _NO_KV_TRANSFER = "moving KV between servers is not built yet"
 
 UNSUPPORTED_FIELDS = {
@@ -51,12 +51,14 @@ UNSUPPORTED_FIELDS = {
     "early_stopping": "beams run until max_tokens or until all have ended",
     "functions": "give tools instead",
     "function_call": "give tool_choice instead",
-    "audio": _TEXT_ONLY,
+    "audio": "answers are text",
     "web_search_options": "this server does not search the web",
-    "mm_processor_kwargs": _TEXT_ONLY,
-    "media_io_kwargs": _TEXT_ONLY,
-    "mm_payload": _TEXT_ONLY,
-    "return_mm_kwargs": _TEXT_ONLY,
+    "multi_modal_data": _MEDIA_IN_CHATS,
+    "multi_modal_uuids": _MEDIA_IN_CHATS,
+    "mm_processor_kwargs": _MEDIA_IN_CHATS,
+    "media_io_kwargs": _MEDIA_IN_CHATS,
+    "mm_payload": _MEDIA_IN_CHATS,
+    "return_mm_kwargs": "what a processor makes of media is not shown",
     "prompt_embeds": "/v1/completions reads embeddings",
     "kv_transfer_params": _NO_KV_TRANSFER,
     "ec_transfer_params": _NO_KV_TRANSFER,

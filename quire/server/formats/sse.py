@@ -8,7 +8,7 @@ after the first byte is an event of the stream.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -118,7 +118,7 @@ def _headers(events: GenerationStream, more: Mapping[str, str] | None) -> dict[s
 class EventStreamResponse(Response):
     """A stream of events, closed when it ends, however it ends.
 
-    keep_alive_s: after so long without news a comment is sent; 0: never.
+    keep_alive_s: after so long without news a comment is sent; 0: never. on_end: called last.
     """
 
     def __init__(
@@ -128,8 +128,10 @@ class EventStreamResponse(Response):
         *,
         headers: Mapping[str, str] | None = None,
         keep_alive_s: float = 0,
+        on_end: Callable[[], object] = lambda: None,
     ) -> None:
         self._generation = events
+        self._on_end = on_end
         self._formatter = shape
         self._keep_alive_s = keep_alive_s
         self._chunks = 0  # sent
@@ -155,6 +157,7 @@ class EventStreamResponse(Response):
             if self._first is not None:
                 self._first.cancel()
             self._generation.close()
+            self._on_end()
 
     async def _await_early_errors(self) -> None:
         """Raise what is wrong with the request, if that is found out soon."""

@@ -14,12 +14,10 @@ from starlette.requests import Request
 
 from quire.core.types import ALIGN, Pooled, Pooling
 from quire.engine.client.pooling import pool
-from quire.server.app_state import AppState, get_tenant
+from quire.server.app_state import AppState
 from quire.server.generation.build_requests import build_requests
-from quire.server.generation.client_watch import ClientWatch
 from quire.server.generation.generation_request import GenerationRequest
-from quire.server.generation.request_context import read_request_context
-from quire.server.telemetry.request_timer import get_request_timer
+from quire.server.generation.request_context import watch_request
 from quire.text.word_times import token_times
 
 
@@ -36,31 +34,20 @@ async def align_tokens(
     request: with the prompt of each answer, which has at least one token. positions: those of each
     source that have sound.
     """
-    timer = get_request_timer(http)
-    context = read_request_context(
-        state, http, prefix, timer.received_at, priority=None, request_id=None
-    )
-    watch = ClientWatch(
-        http.receive, context.timeout_s, since=timer.received_at, tenant=get_tenant(http)
-    )
-    watch.register(state.active_requests, context.public_id)
-    try:
-        with watch.raise_when_ended():
-            prepared = await build_requests(state, request, context)
-            requests = [
-                replace(
-                    one.request,
-                    prompt=(*one.request.prompt, *answer),
-                    pooling=Pooling(ALIGN, dimensions=length, skip_tokens=len(one.request.prompt)),
-                    forced=None,
-                    read_prefix_cache=False,
-                )
-                for one, answer, length in zip(prepared.requests, answers, positions, strict=True)
-            ]
-            updates = await pool(state.engine, requests, context.rank)
-            return await asyncio.to_thread(lambda: [_times(one.pooled) for one in updates])
-    finally:
-        watch.stop()
+    with watch_request(state, http, prefix) as context:
+        prepared = await build_requests(state, request, context)
+        requests = [
+            replace(
+                one.request,
+                prompt=(*one.request.prompt, *answer),
+                pooling=Pooling(ALIGN, dimensions=length, skip_tokens=len(one.request.prompt)),
+                forced=None,
+                read_prefix_cache=False,
+            )
+            for one, answer, length in zip(prepared.requests, answers, positions, strict=True)
+        ]
+        updates = await pool(state.engine, requests, context.rank)
+        return await asyncio.to_thread(lambda: [_times(one.pooled) for one in updates])
 
 
 def _times(found: Pooled | None) -> list[float]:

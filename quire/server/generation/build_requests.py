@@ -66,7 +66,7 @@ async def build_requests(
         plan = await run_off_loop(lambda: plan_answers(state, request), size, most)
         params = _sampling_params(state, request, plan)
         request = await load_media(state, request, context.key_owner, context.body_bytes)
-        rendered = await render_request_templates(state, request)
+        rendered = await render_request_templates(state, request, context.key_owner)
         return await run_off_loop(
             lambda: _prepare(state, request, plan, params, context, rendered), size, LONG_CHARS
         )

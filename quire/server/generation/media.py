@@ -70,6 +70,7 @@ async def _load(
         found.parts,
         root=_cache_root(owner, request.salt),
         names=owner.uuid_scope,
+        share=owner.share,
         kwargs=request.processor_kwargs,
         io_kwargs=request.media_io_kwargs,
     )
@@ -104,6 +105,7 @@ async def load_marked(
             marked.parts(numbers),
             root=_cache_root(owner, request.salt),
             names=owner.uuid_scope,
+            share=owner.share,
             kwargs=request.processor_kwargs,
             io_kwargs=request.media_io_kwargs,
         )

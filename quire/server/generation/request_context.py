@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from starlette.requests import Request
 
 from quire.core.params import INT64
 from quire.errors import RequestError
-from quire.server.app_state import MAX_ID_CHARS, REQUEST_ID_SCOPE_KEY, AppState, get_key_owner
+from quire.server.app_state import (
+    MAX_ID_CHARS,
+    REQUEST_ID_SCOPE_KEY,
+    AppState,
+    get_key_owner,
+    get_tenant,
+)
 from quire.server.auth.api_keys import OPERATOR_OWNER, KeyOwner
+from quire.server.generation.client_watch import ClientWatch
+from quire.server.telemetry.request_timer import get_request_timer
 
 MAX_TIMEOUT_S = 24 * 3600.0
 TIMEOUT_HEADER = "x-request-timeout"
@@ -64,6 +73,23 @@ def read_request_context(
         timeout_s,
         _rank(state, http.headers),
     )
+
+
+@contextmanager
+def watch_request(state: AppState, http: Request, prefix: str) -> Iterator[RequestContext]:
+    """Around the awaits of a request that has no generation of its own: yields its context.
+
+    Raises what ends it: the client leaves, its time is over, or it is cancelled by its id.
+    """
+    since = get_request_timer(http).received_at
+    context = read_request_context(state, http, prefix, since, priority=None, request_id=None)
+    watch = ClientWatch(http.receive, context.timeout_s, since=since, tenant=get_tenant(http))
+    watch.register(state.active_requests, context.public_id)
+    try:
+        with watch.raise_when_ended():
+            yield context
+    finally:
+        watch.stop()
 
 
 def _rank(state: AppState, headers: Mapping[str, str]) -> int | None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from quire.errors import RequestError, Unsupported, context_overflow
 from quire.server.app_state import AppState
+from quire.server.auth.api_keys import KeyOwner
 from quire.server.generation.generation_request import Conversation, GenerationRequest
 from quire.server.generation.plan_answers import NO_REASONING_EFFORT
 from quire.server.generation.validate import check_chars
@@ -24,7 +25,9 @@ RenderedPrompts = Mapping[int, str]
 """Index of a conversation in the request -> its prompt, for those that bring a template."""
 
 
-async def render_request_templates(state: AppState, request: GenerationRequest) -> RenderedPrompts:
+async def render_request_templates(
+    state: AppState, request: GenerationRequest, owner: KeyOwner
+) -> RenderedPrompts:
     """Render the templates that the request brings.
 
     Raises: RequestError, Overloaded, EngineError.
@@ -35,6 +38,7 @@ async def render_request_templates(state: AppState, request: GenerationRequest) 
             state.require_tokenizer().special_tokens_map,
             _template_arguments(state, request, one)._asdict(),
             state.max_prompt_chars,
+            owner.share,
         )
         for index, one in enumerate(request.conversations)
         if one.chat_template is not None

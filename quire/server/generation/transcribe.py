@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,13 +21,15 @@ from starlette.requests import Request
 from quire.core.admission.supported_tasks import ALIGNS
 from quire.core.types import MediaItem
 from quire.errors import RequestError, Unsupported
+from quire.media.held_bytes import Grow
 from quire.outputs import Logprob
-from quire.server.app_state import AppState
+from quire.server.app_state import AppState, get_tenant
 from quire.server.formats.transcription_request import TranscriptionForm
 from quire.server.generation.align_words import align_tokens
 from quire.server.generation.events import FullChoice
 from quire.server.generation.generation_request import GenerationRequest, RawPrompts
 from quire.server.generation.generation_stream import GenerationStream, start_generation
+from quire.server.generation.request_context import watch_request
 from quire.text.languages import language_code
 from quire.text.speech import TIME_STEP, SpeechFormat, SpeechTokens, Task
 from quire.text.transcript import Piece
@@ -109,9 +112,17 @@ class Transcriber:
         ids = self._state.require_tokenizer().encode(" " + text, False)
         return tuple(token for token in ids if token < self._tokens.end)[-most:]
 
-    async def read(self, file: bytes) -> SpeechRecording:
-        """Decode and cut a file. Raises RequestError, Unsupported, Overloaded, EngineError."""
-        found = await self._speech.reader.read(file)
+    def hold_memory(self) -> AbstractContextManager[Grow]:
+        """Around all that has the recording: yields what counts its bytes."""
+        return self._speech.reader.held.hold(get_tenant(self._http), "file")
+
+    async def read(self, file: bytes, grow: Grow) -> SpeechRecording:
+        """Decode and cut a file. Raises QuireErrors, also if the client leaves meanwhile."""
+        grow(len(file))
+        seconds = self._state.options.max_recording_seconds
+        with watch_request(self._state, self._http, ID_PREFIX) as context:
+            found = await self._speech.reader.read(file, seconds, context.key_owner.share)
+        grow(sum(len(one.data) for one in found.features))
         rate = self._speech.processor.sampling_rate
         sources = await asyncio.to_thread(
             lambda: [self._speech.source_from(one) for one in found.features]

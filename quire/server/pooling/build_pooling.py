@@ -94,7 +94,7 @@ async def build_inputs(
         chats = await load_media(state, source.request, context.key_owner, context.body_bytes)
         source = replace(source, request=chats)
         request = replace(request, source=source)
-        texts = await render_request_templates(state, source.request)
+        texts = await render_request_templates(state, source.request, context.key_owner)
     size = max(context.body_bytes, _count_chars(source))
     return await run_off_loop(lambda: _build(state, request, context, texts), size, LONG_CHARS)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -64,14 +66,17 @@ async def _answer(http: Request, task: Task) -> Response:
         raise BodyTooLarge(f"the audio file must have at most {MAX_FILE_BYTES} bytes")
     transcriber = Transcriber(state, http, form, task)
     del body
-    recording = await transcriber.read(file)
-    if form.stream:
-        stream = await transcriber.stream(recording)
-        shape = TranscriptStreamFormatter(state, stream, task, recording.seconds)
-        return EventStreamResponse(
-            stream, shape, keep_alive_s=state.options.sse_keep_alive_interval
-        )
-    made = await transcriber.transcribe(recording)
+    with ExitStack() as held:
+        recording = await transcriber.read(file, held.enter_context(transcriber.hold_memory()))
+        if form.stream:
+            stream = await transcriber.stream(recording)
+            return EventStreamResponse(
+                stream,
+                TranscriptStreamFormatter(state, stream, task, recording.seconds),
+                keep_alive_s=state.options.sse_keep_alive_interval,
+                on_end=held.pop_all().close,
+            )
+        made = await transcriber.transcribe(recording)
     formatter = TranscriptFormatter(made, tokens, state.require_tokenizer().decode)
     headers = ignored_fields.ignored_headers(form.ignored_fields())
     if form.response_format == "text":

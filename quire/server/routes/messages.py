@@ -20,6 +20,7 @@ from quire.server.generation.generation_stream import start_generation
 from quire.server.generation.media import load_media
 from quire.server.generation.off_loop import LONG_CHARS, run_off_loop
 from quire.server.generation.plan_answers import plan_answers
+from quire.server.generation.request_context import watch_request
 from quire.server.generation.validate import require_model, validate_request
 
 router = APIRouter()
@@ -52,7 +53,8 @@ async def count_tokens(http: Request) -> Response:
     validate_request(state, request)
     # Refuses tools as /v1/messages does
     await run_off_loop(lambda: plan_answers(state, request), len(raw), LONG_CHARS)
-    request = await load_media(state, request, get_key_owner(http), len(raw))
+    with watch_request(state, http, "msg_") as context:
+        request = await load_media(state, request, context.key_owner, len(raw))
     # This API has no templates of requests
     ids = await run_off_loop(lambda: encode_conversation(state, request, {}), len(raw), LONG_CHARS)
     return build_json_response(

@@ -25,6 +25,7 @@ from quire.server.generation.generation_request import GenerationRequest
 from quire.server.generation.media import load_media
 from quire.server.generation.off_loop import LONG_CHARS, run_off_loop
 from quire.server.generation.plan_answers import plan_answers
+from quire.server.generation.request_context import watch_request
 from quire.server.generation.request_templates import (
     RenderedPrompts,
     render_request_templates,
@@ -58,8 +59,9 @@ async def tokenize(http: Request) -> Response:
     validate_request(state, request)
     # Refuses tools as the chat route does
     await run_off_loop(lambda: plan_answers(state, request), len(raw), LONG_CHARS)
-    request = await load_media(state, request, get_key_owner(http), len(raw))
-    texts = await render_request_templates(state, request)
+    with watch_request(state, http, "tokz-") as context:
+        request = await load_media(state, request, context.key_owner, len(raw))
+        texts = await render_request_templates(state, request, context.key_owner)
     return await run_off_loop(
         lambda: _show_tokens(state, request, body, texts), len(raw), LONG_CHARS
     )

@@ -43,6 +43,7 @@ _MEDIA = frozenset(
         "prompt_embeds",
         "tool_reference",
         "file",
+        "input_file",
     ]
 )
 
@@ -174,9 +175,12 @@ def _read_part(part: object, where: str, media: MediaPlaceholders | None) -> str
     if media is not None and kind is not None and (text := media.take(kind)) is not None:
         return _Media(kind, text)
     if kind in _MEDIA or (kind is None and _MEDIA.intersection(part)):
-        reads = "this one reads text only" if media is None else "this one does not read it"
-        raise Unsupported(f"{where}: {kind or 'media'} parts need a multimodal model; {reads}",
-                          param="messages")  # fmt: skip
+        named = f"{where}: {kind or 'media'} parts"
+        if media is None:
+            message = f"{named} need a multimodal model; this one reads text only"
+        else:
+            message = f"{named} are not served; send image_url, video_url or input_audio"
+        raise Unsupported(message, param="messages")
     key = None if kind is None else _TEXT_KEY.get(kind)
     if key is None:
         raise _invalid(f"{where}.type", kind, f"one of {', '.join(_TEXT_KEY)}")

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.errors import EngineError
+from quire.sandbox.tenant_turns import NO_TENANT, TenantShare
 from quire.sandbox.worker_handle import StartWorker
 from quire.sandbox.worker_pool import PoolNames, SandboxPool
 from quire.text.templates.render_worker import (
@@ -55,7 +56,12 @@ class TemplateRenderPool:
         self.close = self._workers.close
 
     async def render(
-        self, source: str, special: Mapping[str, object], call: dict[str, Any], most: int
+        self,
+        source: str,
+        special: Mapping[str, object],
+        call: dict[str, Any],
+        most: int,
+        share: TenantShare = NO_TENANT,
     ) -> str:
         """The prompt. call: what ChatTemplate.render takes. most: characters.
 
@@ -66,7 +72,7 @@ class TemplateRenderPool:
             arguments = encode_arguments(call)
             return RenderJob(source, dict(special), arguments, most, self._seconds, self._memory)
 
-        answer = await self._workers.run(make_job, param="chat_template")
+        answer = await self._workers.run(make_job, param="chat_template", share=share)
         if not isinstance(answer, RenderResult):
             kind = type(answer).__name__
             raise EngineError(f"the process that renders chat templates sent {kind}")

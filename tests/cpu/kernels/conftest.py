@@ -5,7 +5,7 @@ import torch
 
 from quire import env
 from quire.kernels.native import library as loader
-from quire.kernels.native.build import NativeBuildError, find_or_build
+from quire.platform.native_build import KERNELS, NativeBuildError
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def _load(folder, threads, isa=None, extra=()):
     if not loader.available():
         pytest.skip("no native kernels on this machine")
     said = env.read()
-    built = find_or_build(said.cache_dir, isa or said.cpu_isa, extra)
+    built = KERNELS.find_or_build(said.cache_dir, isa or said.cpu_isa, extra)
     copy = folder / f"kernels-{threads}.so"  # another file, so that it has threads of its own
     shutil.copy(built, copy)
     return loader.NativeLibrary(copy, threads)

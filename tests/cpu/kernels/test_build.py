@@ -12,21 +12,19 @@ import torch
 from quire import env
 from quire.kernels.add import add
 from quire.kernels.linear import pack
-from quire.kernels.native import build
 from quire.kernels.native import library as loader
+from quire.platform import native_build as build
 
 
 @pytest.fixture
-def sources(tmp_path, monkeypatch):
+def source(tmp_path):
     """A library that compiles at once."""
     folder = tmp_path / "sources"
     folder.mkdir()
-    (folder / "quire.cpp").write_text('extern "C" int answer() { return 42; }')
-    monkeypatch.setattr(build, "SOURCE_DIR", folder)
-    monkeypatch.setattr(build, "PREBUILT_DIR", folder / "prebuilt")
+    (folder / "answer.cpp").write_text('extern "C" int answer() { return 42; }')
     if not any(build.shutil.which(name) for name in build.COMPILERS):
         pytest.skip("no compiler")
-    return folder
+    return build.NativeSource("answer", folder)
 
 
 @pytest.fixture
@@ -37,32 +35,35 @@ def afresh():
     loader.load_library.cache_clear()
 
 
-def test_it_is_built_once_and_left_without_rubbish(sources, tmp_path, monkeypatch):
-    built = build.find_or_build(tmp_path)
+def test_it_is_built_once_and_left_without_rubbish(source, tmp_path, monkeypatch):
+    built = source.find_or_build(tmp_path)
     monkeypatch.setattr(build, "_compile", None)
-    assert build.find_or_build(tmp_path) == built
+    assert source.find_or_build(tmp_path) == built
     assert sorted(p.suffix for p in built.parent.iterdir()) == [".lock", ".so"]
 
 
-def test_another_source_flag_or_cpu_is_another_library(sources, tmp_path, monkeypatch):
-    names = [build.find_or_build(tmp_path).name, build.find_or_build(tmp_path, extra=("-O1",)).name]
-    (sources / "simd.h").write_text("// new")
-    names.append(build.find_or_build(tmp_path).name)
+def test_another_source_flag_or_cpu_is_another_library(source, tmp_path, monkeypatch):
+    names = [
+        source.find_or_build(tmp_path).name,
+        source.find_or_build(tmp_path, extra=("-O1",)).name,
+    ]
+    (source.folder / "simd.h").write_text("// new")
+    names.append(source.find_or_build(tmp_path).name)
     monkeypatch.setattr(build, "_cpu_features", lambda: ("another",))
-    names.append(build.find_or_build(tmp_path).name)
+    names.append(source.find_or_build(tmp_path).name)
     assert len(set(names)) == 4
 
 
-def test_one_that_came_with_the_install_is_preferred(sources, tmp_path, monkeypatch):
-    shipped = build.build_into(build.PREBUILT_DIR)
+def test_one_that_came_with_the_install_is_preferred(source, tmp_path, monkeypatch):
+    shipped = source.build_into(source.folder / "prebuilt")
     monkeypatch.setattr(build, "_compile", None)
-    assert build.find_or_build(tmp_path) == shipped
+    assert source.find_or_build(tmp_path) == shipped
 
 
-def test_two_at_once_build_once(sources, tmp_path, monkeypatch):
+def test_two_at_once_build_once(source, tmp_path, monkeypatch):
     real, calls = build._compile, []
     monkeypatch.setattr(build, "_compile", lambda *a: (calls.append(1), real(*a)))
-    threads = [threading.Thread(target=build.find_or_build, args=(tmp_path,)) for _ in range(3)]
+    threads = [threading.Thread(target=source.find_or_build, args=(tmp_path,)) for _ in range(3)]
     for t in threads:
         t.start()
     for t in threads:
@@ -70,18 +71,18 @@ def test_two_at_once_build_once(sources, tmp_path, monkeypatch):
     assert len(calls) == 1
 
 
-def test_a_source_that_does_not_compile_is_reported_and_leaves_nothing(sources, tmp_path):
-    (sources / "quire.cpp").write_text("not C++")
+def test_a_source_that_does_not_compile_is_reported_and_leaves_nothing(source, tmp_path):
+    (source.folder / "answer.cpp").write_text("not C++")
     with pytest.raises(build.NativeBuildError, match="failed"):
-        build.find_or_build(tmp_path)
+        source.find_or_build(tmp_path)
     assert not list(tmp_path.rglob("*.so"))
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_a_cache_that_cannot_be_written_is_reported(sources, tmp_path):
+def test_a_cache_that_cannot_be_written_is_reported(source, tmp_path):
     (tmp_path / "native").write_text("a file in the way")
     with pytest.raises(build.NativeBuildError, match="cannot write"):
-        build.find_or_build(tmp_path)
+        source.find_or_build(tmp_path)
 
 
 @pytest.mark.usefixtures("afresh")
@@ -90,7 +91,8 @@ def test_without_a_compiler_one_line_is_logged_and_the_references_run(
 ):
     monkeypatch.delenv("QUIRE_CPU_ISA", raising=False)
     monkeypatch.setenv("QUIRE_CACHE", str(tmp_path))
-    monkeypatch.setattr(build, "PREBUILT_DIR", tmp_path)
+    unbuilt = build.KERNELS._replace(flags=("-DANOTHER",))  # no other library is built for it
+    monkeypatch.setattr(loader, "KERNELS", unbuilt)
     monkeypatch.setattr(build.shutil, "which", lambda name: None)
     weight = torch.randn(8, 8)
     with caplog.at_level(logging.INFO, "quire"):
@@ -107,7 +109,7 @@ def test_a_library_that_cannot_be_loaded_is_warned_of(tmp_path, monkeypatch, cap
     monkeypatch.delenv("QUIRE_CPU_ISA", raising=False)
     broken = tmp_path / "kernels.so"
     broken.write_bytes(b"no library")
-    monkeypatch.setattr(loader, "find_or_build", lambda *given: broken)
+    monkeypatch.setattr(build.NativeSource, "find_or_build", lambda *given: broken)
     assert not loader.available()
     assert [r.levelname for r in caplog.records] == ["WARNING"]
     assert "kernels.so" in caplog.text
@@ -119,7 +121,7 @@ def test_the_kernels_are_loaded_where_a_compiler_is_found():
         pytest.skip("QUIRE_CPU_ISA=none: the references are used")
     if not any(build.shutil.which(name) for name in build.COMPILERS):
         pytest.skip("no compiler")
-    build.find_or_build(settings.cache_dir, settings.cpu_isa)  # raises the compiler's error
+    build.KERNELS.find_or_build(settings.cache_dir, settings.cpu_isa)  # raises the compiler's error
     assert loader.available()
 
 
@@ -129,19 +131,19 @@ def test_the_environment_can_turn_the_kernels_off(monkeypatch):
     assert not loader.available()
 
 
-def test_the_environment_names_the_instruction_set(sources, tmp_path, monkeypatch):
+def test_the_environment_names_the_instruction_set(source, tmp_path, monkeypatch):
     has = "flags : sse2 avx2 fma bmi2"
     monkeypatch.setattr(build, "_cpu_features", lambda: ("x86_64", has))
-    names = {build.find_or_build(tmp_path, isa).name for isa in ("native", "avx2", "sse2")}
+    names = {source.find_or_build(tmp_path, isa).name for isa in ("native", "avx2", "sse2")}
     assert len(names) == 3
     with pytest.raises(
         build.NativeBuildError, match="this CPU cannot run avx512: it has no avx512f"
     ):
-        build.find_or_build(tmp_path, "avx512")
+        source.find_or_build(tmp_path, "avx512")
     with pytest.raises(
         build.NativeBuildError, match="unknown instruction set 'mmx'; known: native, "
     ):
-        build.find_or_build(tmp_path, "mmx")
+        source.find_or_build(tmp_path, "mmx")
 
 
 @pytest.mark.usefixtures("afresh")

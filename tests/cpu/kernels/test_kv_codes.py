@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from quire.kernels.native.build import SOURCE_DIR
 from quire.kernels.paged_attention import paged_attention
+from quire.platform.native_build import KERNELS
 
 BF16, FP32 = torch.bfloat16, torch.float32
 E4M3, E5M2, INT8 = torch.float8_e4m3fn, torch.float8_e5m2, torch.int8
@@ -99,7 +99,7 @@ def test_a_cpu_with_tables_of_bytes_but_without_avx2_reads_every_code(tmp_path):
     source, library = tmp_path / "widen.cpp", tmp_path / "widen.so"
     source.write_text(WIDEN)
     flags = ["-std=c++17", "-O1", "-march=x86-64", "-mssse3", "-fPIC", "-shared"]
-    subprocess.run([compiler, *flags, f"-I{SOURCE_DIR}", "-o", library, source], check=True)
+    subprocess.run([compiler, *flags, f"-I{KERNELS.folder}", "-o", library, source], check=True)
     numbers = torch.empty(3, 256, dtype=BF16)
     ctypes.CDLL(str(library)).widen_all(
         ctypes.c_void_p(BYTES.data_ptr()), ctypes.c_void_p(numbers.data_ptr())

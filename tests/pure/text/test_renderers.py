@@ -14,6 +14,8 @@ import pytest
 from quire.engine.supervise.process_pipe import spawn_process
 from quire.errors import EngineError, Overloaded, RequestError
 from quire.sandbox import worker_pool
+from quire.sandbox.tenant_turns import TenantShare
+from quire.text.templates import render_pool
 from quire.text.templates.render_pool import TemplateRenderPool
 
 CALL = {"messages": [{"role": "user", "content": "hi"}]}
@@ -51,6 +53,9 @@ def main(fd, word):
     from quire.text.templates import render_worker
 
     def render(shelf, job):
+        if word == "sleeps":
+            time.sleep(float(job.source))
+            return render_worker.RenderResult(b"1")
         if word == "fails":
             raise ZeroDivisionError("a fault of ours")
         os.kill(os.getpid(), signal.SIGKILL if word == "is killed" else signal.SIGSEGV)
@@ -76,6 +81,11 @@ def having():
 
 def render(to, source=GOOD):
     return asyncio.run(to.render(source, {}, CALL, 1 << 20))
+
+
+def start(to, seconds, tenant=b""):
+    """In a loop: a job of a worker that sleeps."""
+    return asyncio.ensure_future(to.render(str(seconds), {}, CALL, 1 << 20, TenantShare(tenant)))
 
 
 def test_a_worker_that_dies_once_at_its_start_is_replaced(having):
@@ -153,3 +163,61 @@ def test_a_worker_that_cannot_be_prepared_is_tried_again_by_the_first_template(h
     while agency.hired < 2:
         time.sleep(0.01)
     assert render(to) == "hi!"
+
+
+@pytest.fixture
+def one_worker(monkeypatch):
+    monkeypatch.setattr(render_pool, "MAX_WORKERS", 1)
+
+
+@pytest.mark.usefixtures("one_worker")
+def test_a_job_of_another_tenant_waits_for_none_of_many(having, monkeypatch):
+    agency, to = having("sleeps")
+    monkeypatch.setattr(to._workers, "_max_waiting", 4)
+
+    async def both():
+        await asyncio.gather(*(start(to, 0.5, one) for one in (b"a", b"b")))  # workers start
+        many = [start(to, 0.3, b"a") for _ in range(7)]
+        await asyncio.sleep(0.05)
+        await start(to, 0, b"b")
+        done = [one for one in many if one.done() and not one.exception()]
+        found = await asyncio.gather(*many, return_exceptions=True)
+        return len(done), [isinstance(one, Overloaded) for one in found]
+
+    done, refused = asyncio.run(both())
+    assert done <= 1
+    assert refused == [False] * 5 + [True] * 2, "what a tenant refuses itself is no other's"
+    assert agency.hired == 2
+
+
+@pytest.mark.usefixtures("one_worker")
+def test_jobs_whose_callers_leave_never_run_or_end_soon(having):
+    agency, to = having("sleeps")
+
+    async def cancelled():
+        running, waiting = start(to, 7.9), start(to, 7.9)
+        await asyncio.sleep(1)
+        running.cancel()
+        waiting.cancel()
+        began = time.monotonic()
+        await start(to, 0)
+        return time.monotonic() - began
+
+    assert asyncio.run(cancelled()) < 5
+    assert agency.hired == 2, "a worker ends with its job, and the next begins"
+
+
+@pytest.mark.usefixtures("one_worker")
+def test_a_pool_that_closes_ends_what_waits(having):
+    _, to = having("sleeps")
+
+    async def closed():
+        jobs = [start(to, 0.2) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        to.close()
+        return await asyncio.gather(*jobs, return_exceptions=True)
+
+    found = asyncio.run(closed())
+    assert [isinstance(one, asyncio.CancelledError) for one in found] == [False, True, True]
+    with pytest.raises(EngineError, match="have been ended"):
+        render(to)
