@@ -37,6 +37,7 @@ from quire.core.drafters.base import HostDrafter
 from quire.core.scheduling.draft_costs import DraftCosts
 from quire.core.scheduling.draft_trials import DraftTrials
 from quire.core.scheduling.drafting import FIRST_MEAN
+from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
 from quire.core.types import Request, StopConditions
 from quire.engine.startup.scheduler_setup import HOST_DRAFTERS
 
@@ -108,6 +109,9 @@ class Bench:
             speculative=drafts,
         )
         self.llm = llm
+        for limit in self.scheduler._budgets.all:
+            if isinstance(limit, MaxSeqsLimit):
+                limit.max_seqs = rows  # the engine has seats for the most rows of all lines
         draw = random.Random(rows)
         vocab = self.llm.llm_engine.config.model.vocab
         self.prompts = [

@@ -53,7 +53,8 @@ Point = tuple[float, float]
 
 
 class _Seconds:
-    """Decayed mean of a time, of the medians of the last three: one that is far off is no change.
+    """Decayed mean of a time, of the least of the last three: other work of the machine makes steps
+    longer, and more drafts that seem dear once would not be tried again.
 
     It is known from two on.
     """
@@ -71,8 +72,7 @@ class _Seconds:
     def add(self, seconds: float) -> None:
         first = len(self._last) < 3
         last = self._last = [*self._last[-2:], seconds]
-        median = sorted(last)[(len(last) - 1) // 2]
-        self.value += (median - self.value) * (1 if first else 1 / 2)
+        self.value += (min(last) - self.value) * (1 if first else 1 / 2)
 
 
 class _Measured:

@@ -61,6 +61,10 @@ BUSY_SHARE, FREE_SHARE = 16, 2
 """Share of the token budget that drafts take at most: if prompts wait, and if none do."""
 
 
+Results = Counter[tuple[int, int]]
+"""Rows by their numbers of drafts and of accepted ones."""
+
+
 class _Applied(NamedTuple):
     """A step that was applied. awaited: the next one was planned after it; behind: it was planned
     after an awaited one."""
@@ -414,13 +418,20 @@ class Drafting:
 
     def _count_verified(self) -> None:
         """Count the rows of record(), those that are alike at once."""
-        weight = 1 / (1 / ROW_RATE + self.rows / 4)
+        left_out = self._overlaps and not self._awaits
+        everyone: Results = Counter()
+        tenants: dict[bytes, Results] = {}
         for (tenant, drafts, accepted, shows), rows in Counter(self._verified).items():
             self._total.add(drafts, accepted, rows)
-            self._trials.count_rows(rows, accepted, left_out=self._overlaps and not self._awaits)
-            for means in (self._means, self._means_of(tenant)) if shows else ():
-                _update(means, drafts, accepted, 1 - (1 - weight) ** rows)
+            self._trials.count_rows(rows, accepted, left_out=left_out)
+            if shows:
+                everyone[drafts, accepted] += rows
+                tenants.setdefault(tenant, Counter())[drafts, accepted] += rows
         self._verified.clear()
+        weight = 1 / (1 / ROW_RATE + self.rows / 4)
+        _update_by_all(self._means, everyone, weight)
+        for tenant, results in tenants.items():
+            _update_by_all(self._means_of(tenant), results, weight)
 
     def _means_of(self, tenant: bytes) -> list[float]:
         means = self._tenant_means.get(tenant)
@@ -467,6 +478,16 @@ def _update(rates: list[float], drafts: int, accepted: int, weight: float) -> No
     """Update acceptance by position: of accepted drafts, and of the one that was not."""
     for position in range(min(accepted + 1, drafts, len(rates))):
         rates[position] += ((position < accepted) - rates[position]) * weight
+
+
+def _update_by_all(rates: list[float], results: Results, weight: float) -> None:
+    """The same by several rows at once, whose order is none. weight: of one of them."""
+    for position in range(len(rates) if results else 0):
+        of = [(accepted, rows) for (drafts, accepted), rows in results.items() if position < drafts]
+        reached = sum(rows for accepted, rows in of if accepted >= position)
+        if reached:
+            share = sum(rows for accepted, rows in of if accepted > position) / reached
+            rates[position] += (share - rates[position]) * (1 - (1 - weight) ** reached)
 
 
 def _drift(rates: list[float], verified: int) -> None:
