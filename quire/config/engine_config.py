@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from quire.config.encoder_facts import SpeechFacts
 from quire.config.media import MediaSection
-from quire.config.memory.captured_steps import CAPTURED_TOKENS
 from quire.config.memory.kv_format import KV_FORMATS
 from quire.config.memory.kv_layout import KVCacheGroup, LayerFacts
 from quire.config.memory.state_layout import StateFacts
@@ -100,7 +99,7 @@ class DeviceSection:
     attention_backend: str  # a name, or "auto": attention/select.py chooses and gives the reason
     threads: int
     enforce_eager: bool = False
-    captured_tokens: int = CAPTURED_TOKENS  # of the largest step with prompts that is a CUDA graph
+    captured_tokens: int  # of the largest step with prompts that is a CUDA graph
     capability: tuple[int, int] = (0, 0)  # of a CUDA device
 
 

@@ -17,6 +17,7 @@ from quire.config.engine_config import (
     SchedulerSection,
     SpeculationSection,
 )
+from quire.config.memory.captured_steps import CAPTURED_TOKENS
 from quire.config.memory.kv_format import KV_FORMATS
 from quire.config.memory.kv_layout import block_bytes, group_layers
 from quire.core.params import SamplingParams
@@ -183,7 +184,13 @@ def engine_of(
             hf_token=None,
             progress=False,
         ),
-        device=DeviceSection(kind=device, attention_backend="auto", threads=1, enforce_eager=eager),
+        device=DeviceSection(
+            kind=device,
+            attention_backend="auto",
+            threads=1,
+            captured_tokens=CAPTURED_TOKENS,
+            enforce_eager=eager,
+        ),
         parallel=ParallelSection(tensor=1),
         sampling=SamplingSection(defaults={}, eos_ids=()),
         observe=ObserveSection(log_stats=False, log_level=None),

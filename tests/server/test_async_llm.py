@@ -80,7 +80,7 @@ def config(vocab):
         cache=cache,
         scheduler=scheduler,
         load=LoadSection(format="dummy", download_dir=None, hf_token=None, progress=False),
-        device=DeviceSection(kind="cpu", attention_backend="auto", threads=1),
+        device=DeviceSection(kind="cpu", attention_backend="auto", threads=1, captured_tokens=1024),
         parallel=ParallelSection(tensor=1),
         sampling=SamplingSection(defaults={}, eos_ids=()),
         observe=ObserveSection(log_stats=True, log_level=None),

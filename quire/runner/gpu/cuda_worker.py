@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from quire.attention.base import AttentionMetadata, Backend
-from quire.config.memory.captured_steps import CAPTURED_TOKENS
 from quire.config.memory.draft_rows import draft_rows
 from quire.core.types import BlockCopy, DataParallelTokens
 from quire.distributed.stage_link import StageLink
@@ -106,19 +105,19 @@ class CudaWorker:
         max_tokens: int,
         logprobs_mode: Mode,
         eager: bool,
+        captured_tokens: int,
         pooler: Pooler | None = None,
         generates: bool = True,
         max_drafts: int = 0,
         link: StageLink | None = None,
         drafter: ModelDrafter | None = None,
         experts: ExpertSteps | None = None,
-        captured_tokens: int = CAPTURED_TOKENS,
     ) -> None:
-        """max_tokens: of the largest step. eager: no graphs. generates: steps have sampled rows.
-        max_drafts: of a row. link: to other stages; None: there are none. drafter: None: no model
-        drafts. experts: of other data-parallel ranks' rows; None: there are none. With these, only
-        steps whose rows decode on every rank are graphs. captured_tokens: of the largest graph
-        with prompts."""
+        """max_tokens: of the largest step. eager: no graphs. captured_tokens: of the largest graph
+        with prompts. generates: steps have sampled rows. max_drafts: of a row. link: to other
+        stages; None: there are none. drafter: None: no model drafts. experts: of other
+        data-parallel ranks' rows; None: there are none. With these, only steps whose rows decode
+        on every rank are graphs."""
         device = sampler.device
         link, self._experts = link or StageLink(), experts or ExpertSteps()
         depth = max(NUM_STAGING_BUFFERS, link.mesh.pp + 2)

@@ -136,6 +136,7 @@ def engine_of(hf=tiny.TINY, *, captured=True, make=tiny.engine_of, shape=None, *
             max_tokens=said.max_num_batched_tokens,
             logprobs_mode="raw_logprobs",
             eager=config.device.enforce_eager,
+            captured_tokens=config.device.captured_tokens,
             pooler=pooler,
             max_drafts=settings.get("drafts", 0) or config.speculation.max_drafts,
             drafter=drafter,

@@ -81,7 +81,7 @@ def config(setup):
             steps_in_flight=setup.depth,
         ),
         load=LoadSection(format="auto", download_dir="/secret", hf_token="secret", progress=False),
-        device=DeviceSection(kind="cpu", attention_backend="auto", threads=1),
+        device=DeviceSection(kind="cpu", attention_backend="auto", threads=1, captured_tokens=1024),
         parallel=ParallelSection(tensor=1),
         sampling=SamplingSection(defaults={}, eos_ids=(EOS,)),
         observe=ObserveSection(log_stats=False, log_level=None),
