@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 LINEAR, PACK, EMBEDDING, NORM, ROPE, MAP, WRITE, ATTENTION, MASK = range(9)
 CODES_LINEAR, CODES_EMBEDDING, LORA, INT8_LINEAR, CODES_EXPERTS, LORA_ROWS = range(9, 15)
 ROUTER, LOCAL_EXPERTS, COPY = range(15, 18)
-CAUSAL_CONV, SSD_SCAN, SELECTIVE_SCAN, DELTA_RULE, GATED_NORM, GATE = range(18, 24)
+CAUSAL_CONV, SSD_SCAN, SELECTIVE_SCAN, DELTA_RULE, GATED_NORM, GATE, PATCHES = range(18, 25)
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """The dtypes the kernels take, by their code on the C++ side."""
 

@@ -11,6 +11,7 @@
 #include "attention.h"
 #include "codes_experts.h"
 #include "int8_linear.h"
+#include "patches.h"
 #include "recurrent.h"
 #include "router.h"
 
@@ -36,6 +37,7 @@ const Op OPS[] = {
     OP(Int8LinearArgs), OP(CodesExpertsArgs), OP(LoraRowsArgs), OP(RouterArgs),
     OP(LocalExpertsArgs), OP(CopyArgs), OP(ConvArgs), OP(SsdArgs),
     OP(SelectiveArgs), OP(DeltaArgs), OP(GatedNormArgs), OP(GateArgs),
+    OP(PatchesArgs),
 };
 constexpr long OP_COUNT = sizeof OPS / sizeof *OPS;
 

@@ -16,10 +16,9 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
-from quire.kernels.framework import lazy_fusion
+from quire.kernels.normalized_patches import normalized_patches
 from quire.models.base import EncoderInput, Hf, ReplaysEncoder, Weights, field_of
 
 __all__ = ["EncoderInput", "Hf", "MediaEncoder", "Weights", "field_of", "normalized_patches"]
@@ -96,25 +95,3 @@ class MediaEncoder(nn.Module):
         patches: [size, numbers of a patch].
         """
         raise NotImplementedError
-
-
-def normalized_patches(
-    pixels: Tensor, scale_shift: Tensor, patch: int, dtype: torch.dtype
-) -> Tensor:
-    """Cut images into patches and normalize them: x * scale + shift of each channel.
-
-    pixels: uint8 [N, H, W, C]; pixels beyond the last whole patch are left out. scale_shift:
-    float32 [2, C]. Returns [N * H//patch * W//patch, C * patch * patch], row by row of each image,
-    in float32 inside.
-    """
-    lazy_fusion.flush()
-    count, height, width, channels = pixels.shape
-    rows, columns = height // patch, width // patch
-    cut = pixels[:, : rows * patch, : columns * patch]
-    cut = cut.reshape(count, rows, patch, columns, patch, channels)
-    cut = cut.permute(0, 1, 3, 5, 2, 4)  # [N, rows, columns, C, patch, patch]
-    scale, shift = scale_shift.repeat_interleave(patch * patch, dim=1)
-    x = cut.reshape(
-        -1, channels * patch * patch
-    ).float()  # bytes are reordered, then whole rows read
-    return x.mul_(scale).add_(shift).to(dtype)

@@ -46,6 +46,7 @@ from quire.models.multimodal._base import (
     Hf,
     MediaEncoder,
     field_of,
+    normalized_patches,
 )
 from quire.models.multimodal._resize import resized
 from quire.sampling.h2d import to_device
@@ -357,15 +358,10 @@ class VisionTower(MediaEncoder):
     def _pair_patches(self, pixels: Tensor, item: EncoderInput) -> Tensor:
         """Normalized patches of a pair of frames; a last one without another is both."""
         c, (rows, columns) = self.config, item.tensors["cells"].shape
-        cell, channels = c.patch * c.merge, pixels.shape[-1]
-        images = resized(pixels, rows * cell, columns * cell).permute(0, 3, 1, 2)
-        scale, shift = item.tensors["scale_shift"].view(2, channels, 1, 1)
-        whole = images.to(torch.float32, memory_format=torch.contiguous_format)
-        whole = whole.mul_(scale).add_(shift).to(self.blocks[0].norm1.weight.dtype)  # type: ignore[union-attr, arg-type]
-        cut = whole.expand(c.depth, -1, -1, -1).view(
-            c.depth, channels, rows, c.merge, c.patch, columns, c.merge, c.patch
-        )
-        return cut.permute(2, 5, 3, 6, 1, 0, 4, 7).reshape(-1, self.patch_embed.inputs)
+        cell, dtype = c.patch * c.merge, self.blocks[0].norm1.weight.dtype  # type: ignore[union-attr]
+        images = resized(pixels, rows * cell, columns * cell)
+        scale_shift = item.tensors["scale_shift"]
+        return normalized_patches(images, scale_shift, c.patch, dtype, c.depth, c.merge)  # type: ignore[arg-type]
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:

@@ -19,7 +19,14 @@ from quire.kernels.framework import lazy_fusion
 from quire.layers import Activation, AddLayerNorm, LayerNorm, Linear, Rope, RopeConfig
 from quire.layers.rope_scaling import AxialRope
 from quire.models._decoder import PlainMLP
-from quire.models.multimodal._base import EncoderInput, Hf, MediaEncoder, Weights, field_of
+from quire.models.multimodal._base import (
+    EncoderInput,
+    Hf,
+    MediaEncoder,
+    Weights,
+    field_of,
+    normalized_patches,
+)
 from quire.models.multimodal._qwen_vision import (
     TowerAttention,
     TowerBlock,
@@ -177,11 +184,9 @@ class Encoder(MediaEncoder):
 
     def _patches(self, item: EncoderInput) -> Tensor:
         """Normalized patches [N * P, C * patch * patch], rounded to bfloat16 as theirs are."""
-        pixels, patch, side = item.tensors["pixels"], self.config.patch, self.side
-        scale, shift = item.tensors["scale_shift"]
-        values = ((pixels * scale).bfloat16() + shift.bfloat16()).to(self.positions.weight.dtype)
-        cut = values.view(len(pixels), side, patch, side, patch, -1).permute(0, 1, 3, 5, 2, 4)
-        return cut.reshape(len(pixels) * side**2, -1)
+        pixels, scale_shift = item.tensors["pixels"], item.tensors["scale_shift"]
+        dtype, patch = self.positions.weight.dtype, self.config.patch
+        return normalized_patches(pixels, scale_shift, patch, dtype, inside=torch.bfloat16)
 
     def _places(self, tiles: int, device: torch.device) -> Tensor:
         """(row, column) of all tokens, from 1; 0 of class tokens: [2, T]."""
