@@ -31,14 +31,17 @@ def test_bits_are_those_of_the_reference(dtype, shape):
         assert torch.equal(OP.native(pixels, *how), OP.reference(pixels, *how))
 
 
+@pytest.mark.parametrize("inside", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_each_number_is_a_pixel_times_the_scale_and_the_shift(shape):
+def test_each_number_is_a_pixel_times_the_scale_and_the_shift(shape, inside):
     images, patch, depth, merge, rows, columns, more = shape
     pixels, scale_shift = pixels_of(images, patch, merge, rows, columns, more), torch.randn(2, 3)
-    found = iter(normalized_patches(pixels, scale_shift, patch, torch.float32, depth, merge))
+    how = (patch, torch.float32, depth, merge, inside)
+    found = iter(normalized_patches(pixels, scale_shift, *how))
     cell = torch.cartesian_prod(torch.arange(merge), torch.arange(merge)).tolist()
     for group in pixels.split(depth):
-        values = (group * scale_shift[0] + scale_shift[1]).permute(3, 0, 1, 2)
+        values = (group * scale_shift[0]).to(inside) + scale_shift[1].to(inside)
+        values = values.float().permute(3, 0, 1, 2)
         for row in range(0, rows * merge, merge):
             for column in range(0, columns * merge, merge):
                 for down, across in cell:
