@@ -3,7 +3,7 @@
     python bench/media.py [--images 32] [--side 512] [--out 64] [--repeat 2] [--kw JSON]
 
 The model has the shape of Qwen2.5-VL-7B and random weights. Images are unique JPEG files of noise
-and lines. One JSON line a case:
+and lines. ENGINE=vllm measures vLLM. One JSON line a case:
 
     crowd       `images` requests at once, one image each: requests and output tokens a second
     lone        milliseconds until the first token of one request: `text` of as many tokens, an image
@@ -19,8 +19,10 @@ and lines. One JSON line a case:
 
 import argparse
 import asyncio
+import importlib
 import io
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -31,11 +33,11 @@ import torch
 from make_models import tokenizer_files
 from PIL import Image
 
-from quire import LLM, SamplingParams
-
+ENGINE = importlib.import_module(os.environ.get("ENGINE", "quire"))
 STREAM_TOKENS = 400
 IDS = {"vision_start_token_id": 151652, "vision_end_token_id": 151653,
        "image_token_id": 151655, "video_token_id": 151656}  # fmt: skip
+MARKS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
 CONFIG = {
     "architectures": ["Qwen2_5_VLForConditionalGeneration"],
     "model_type": "qwen2_5_vl",
@@ -68,7 +70,14 @@ def write_model(folder):
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 1}))
-    tokenizer_files(folder, CONFIG["text_config"]["vocab_size"] - 500)
+    first = IDS["vision_start_token_id"]
+    tokenizer_files(folder, first)
+    path = folder / "tokenizer.json"
+    found = json.loads(path.read_text())
+    for number, mark in enumerate(MARKS, first):
+        found["model"]["vocab"][mark] = number
+        found["added_tokens"].append(found["added_tokens"][0] | {"id": number, "content": mark})
+    path.write_text(json.dumps(found))
 
 
 def photo(seed, side):
@@ -95,7 +104,7 @@ def prompt_of(number, image=None, tokens=40):
 
 
 def params(tokens):
-    return SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=tokens)
+    return ENGINE.SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=tokens)
 
 
 def timed(llm, prompts, tokens):
@@ -274,7 +283,7 @@ def main():
         write_model(Path(folder))
         given = {"load_format": "dummy", "max_model_len": 4096} | json.loads(a.kw)
         cases = a.cases.split(",")
-        llm = LLM(folder, **given) if set(cases) - {"beside"} else None
+        llm = ENGINE.LLM(folder, **given) if set(cases) - {"beside"} else None
         for case in cases:
             if case == "beside":
                 asyncio.run(run_beside(folder, given, a))

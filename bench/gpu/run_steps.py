@@ -13,6 +13,7 @@ import json
 import os
 import selectors
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -23,12 +24,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 
+import sweep  # noqa: E402
+from offline import drawn  # noqa: E402
 from table import CEILING  # noqa: E402
 
 MODELS = os.environ.get("MODELS", "/tmp/quire-models")
 OUT = Path(os.environ.get("OUT", ROOT / "build" / "gpu"))
 PY = sys.executable
 AWQ, W8A8 = "/tmp/quire-llama-8b-awq", "/tmp/quire-llama-8b-w8a8"
+PYTHON = {"quire": [PY], "vllm": ["bash", "bench/gpu/in_vllm.sh", PY]}
 TESTS = [PY, "-m", "pytest", "-p", "bench.gpu.json_report", "-p", "no:cacheprovider",
          "-p", "no:benchmark", "--dist", "worksteal"]  # fmt: skip
 # HEAVY takes longest. ALONE is alone on the card: it measures memory and seconds.
@@ -47,11 +51,12 @@ class Step:
     limit_s: float
 
 
-def offline(name, model, cases, limit_s, repeat=1, **kw):
+def offline(name, model, cases, limit_s, repeat=1, engine="quire", **kw):
     """A step of bench/offline.py. kw: options of the engine."""
     load = kw.pop("load_format", "dummy")
-    command = [PY, "bench/offline.py", "--engine", "quire", "--model", model, "--cases", cases,
-               "--repeat", str(repeat), "--load-format", load, "--kw", json.dumps(kw)]  # fmt: skip
+    command = [*PYTHON[engine], "bench/offline.py", "--engine", engine, "--model", model,
+               "--cases", cases, "--repeat", str(repeat), "--load-format", load,
+               "--kw", json.dumps(kw)]  # fmt: skip
     return Step(name, command, limit_s)
 
 
@@ -126,8 +131,36 @@ def two_gpus_steps():
     ]  # fmt: skip
 
 
+# Later sweeps come first: the kernels of sampled requests are compiled there. No ratio is of them.
+SWEEP = ",".join(f"sweep{number}" for number in (50, 52, *range(40)))
+COMPARED = {  # part -> model, cases, max_model_len, limits of quire and of vLLM in seconds
+    "llama": ("llama-8b", f"rows8x512,prefix256,prefill,long32k,rows256,{SWEEP},batch", 33792,
+              250, 400),
+    "small": ("qwen3-0.6b", "rows8x512,prefix256,prefill,long32k,rows256,batch,decode1", 33792,
+              100, 170),
+    "moe": ("qwen3-30b-a3b", "decode1,rows8x512,prefill,rows32,mixed512", 8192, 120, 240),
+}  # fmt: skip
+
+
+def side_by_side_steps():
+    """Each part with vLLM, then with quire."""
+    steps, llama = [], f"{MODELS}/llama-8b"
+    for engine, module in (("vllm", "vllm.entrypoints.cli.main"), ("quire", "quire")):
+        for part, (model, cases, length, *limits) in COMPARED.items():
+            limit_s = limits[engine == "vllm"]
+            steps.append(offline(f"{part} {engine}", f"{MODELS}/{model}", cases, limit_s,
+                                 engine=engine, max_model_len=length))  # fmt: skip
+        server = f"{PY} -m {module} serve {llama} --load-format dummy --max-model-len 33792"
+        load = [*PYTHON[engine], "bench/load.py", "--start", server, "--model", llama,
+                "--concurrency", "32,128,256"]  # fmt: skip
+        media = ["env", f"ENGINE={engine}", *PYTHON[engine], "bench/media.py", "--repeat", "3"]
+        steps += [Step(f"serve {engine}", load, 300), Step(f"media {engine}", media, 200)]
+    return sorted(steps, key=lambda step: step.name.split()[0])
+
+
 STEPS = {
     "tests": test_steps, "quant": quant_steps, "lora": lora_steps, "two_gpus": two_gpus_steps,
+    "side_by_side": side_by_side_steps,
 }  # fmt: skip
 
 
@@ -184,7 +217,48 @@ def lora_goals(found):
         )
 
 
-GOALS = {"quant": quant_goals, "lora": lora_goals}
+RATES = ("out_tok_s", "requests/s")
+TIMES = ("init_s", "ttft_p50", "ttft_p99", "itl_p99", "image ms", "text ms")
+ALL_TOKENS = ("prefill", "prefix256", "long32k")  # cases that are mostly prompts
+
+
+def side_by_side_goals(_):
+    """Yield quire over vLLM from all lines in $OUT, the last of each case, and shares of limits."""
+    sides = {"quire": {}, "vllm": {}}
+    for text in (OUT / "side_by_side.jsonl").read_text().splitlines():
+        line = json.loads(text)
+        part, _, engine = line["step"].rpartition(" ")
+        case = line.get("case", line.get("concurrency"))
+        if engine in sides and case is not None:
+            sides[engine][part, case] = line
+    shape = sweep.Shape(json.loads(Path(MODELS, "llama-8b", "config.json").read_text()))
+    sweeps = []
+    for (part, case), ours in sides["quire"].items():
+        peer = sides["vllm"].get((part, case))
+        if peer is None:
+            continue
+        if not str(case).startswith("sweep"):
+            for key in (*RATES, *TIMES):
+                key = "total_tok_s" if key == "out_tok_s" and case in ALL_TOKENS else key
+                most = " (at most)" if key in TIMES else ""
+                if key in ours:
+                    yield f"{part} {case}, {key}{most}", ratio(ours[key], peer[key]), 1.0
+        elif int(case.removeprefix("sweep")) < 40:
+            prompts, outputs, what = drawn(int(case.removeprefix("sweep")), 1, 100000)
+            least = sweep.limit_s(shape, prompts, outputs, what["shared"])
+            faster, share, peers = peer["s"] / ours["s"], least / ours["s"], least / peer["s"]
+            sweeps.append((what["sampled"], faster, share, peers))
+            yield f"{case}, share of the limit {share:.2f} (vLLM {peers:.2f})", faster, 1.0
+    for sampled, kind in ((False, "greedy"), (True, "sampled")):
+        some = [one for one in sweeps if one[0] == sampled]
+        for what, at in (("over vLLM", 1), ("of the limit", 2), ("of the limit, vLLM", 3)):
+            values = [one[at] for one in some]
+            yield f"{len(some)} {kind} sweeps {what}, least", min(values, default=None), None
+            middle = statistics.median(values) if values else None
+            yield f"{len(some)} {kind} sweeps {what}, median", middle, None
+
+
+GOALS = {"quant": quant_goals, "lora": lora_goals, "side_by_side": side_by_side_goals}
 
 
 class Report:

@@ -1,11 +1,11 @@
-"""Draft trials: bounds what is lost by looking for drafts and verifying some that nothing promises.
+"""Draft trials: bounds what is lost by looking for drafts and verifying some that do not pay.
 
 Two accounts. Looks: sequences without accepted drafts that the scheduler may ask for some, which
-costs the host as much as several rows of one token. Steps: what trials may still cost, in steps
-without drafts. A step with drafts loses the time that it took longer, and so does the one behind it
-if it was planned only then; rows that are left out are lost, and accepted tokens are won. So
-wherever nothing is accepted, speculation costs LOSS_SHARE of the steps, a few at the start, and one
-look for LOOKS_EVERY rows.
+costs the host as much as several rows of one token. Steps: what drafts may still cost, in steps
+without any, whatever they promise. A step with drafts loses the time that it took longer, and so
+does the one behind it if it was planned only then; rows that are left out are lost, and accepted
+tokens are won. So wherever drafts do not pay, speculation costs LOSS_SHARE of the steps, a few at
+the start, and one look for LOOKS_EVERY rows.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ LOSS_SHARE = 0.01
 FIRST_SAVED, MAX_SAVED, MAX_WON, MAX_LOST = 2.0, 1.0, 16.0, 4.0
 """Steps that may be lost at once: at first, later, and where drafts have won as many; and a loss
 that later steps have to make up for."""
-MOST_LONGER = 2.0
+MOST_LONGER = 4.0
 """Loss of one step, at most: a pause of the machine is not the cost of drafts."""
-UNKNOWN_LOSS = 0.2
-"""Assumed loss of a step whose time cannot be compared."""
+FIRST_LOSS, LOSS_RATE = 0.2, 0.125
+"""Assumed loss of a step that cannot be compared: at first, and how fast it follows others."""
 
 
 class DraftTrials:
@@ -32,6 +32,7 @@ class DraftTrials:
         self._rows = 1
         self._looks = 0.0
         self._saved = FIRST_SAVED
+        self._mean_loss = FIRST_LOSS
 
     def begin_step(self, rows: int) -> None:
         """A step of so many rows is planned."""
@@ -42,7 +43,7 @@ class DraftTrials:
 
     @property
     def allowed(self) -> bool:
-        """Whether drafts may be verified to see if they pay."""
+        """Whether a step may have drafts."""
         return self._saved > 0
 
     @property
@@ -64,8 +65,11 @@ class DraftTrials:
     def count_step(self, seconds: float, plain: float) -> None:
         """Count the time of a step with drafts, or behind one. plain: of one without; 0: it is not
         known, or the two cannot be compared."""
-        longer = seconds / plain - 1 if plain else UNKNOWN_LOSS
-        self._count(-min(max(longer, 0.0), MOST_LONGER))
+        loss = self._mean_loss
+        if plain:
+            loss = min(max(seconds / plain - 1, 0.0), MOST_LONGER)
+            self._mean_loss += (loss - self._mean_loss) * LOSS_RATE
+        self._count(-loss)
 
     def _count(self, steps: float) -> None:
         self._saved = min(max(self._saved + steps, -MAX_LOST), MAX_WON)

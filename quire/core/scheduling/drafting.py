@@ -171,7 +171,8 @@ class Drafting:
         self._behind = -1  # the last step that was planned after an awaited one
         self._applied = _Applied()
         self._held: tuple[int, int, float] | None = None
-        """Rows, drafts and seconds of an awaited step: what the one behind it lost is added."""
+        """Rows, drafts and seconds of an awaited step that was planned early: what the next one
+        lost is added. The time of one that is behind another has such a wait already."""
 
     # -- sequences ----------------------------------------------------------------------------
 
@@ -296,7 +297,7 @@ class Drafting:
     def _next_proposals(self) -> int:
         if not self._adaptive:
             return self._max_drafts
-        if self.step <= self.plain_step:
+        if self.step <= self.plain_step or not self._trials.allowed:
             return 0  # the time of a step without drafts has no passes of the model in it
         price, probability, count = self._costs.price(self.rows), 1.0, 0
         while count < self._max_drafts:
@@ -306,9 +307,8 @@ class Drafting:
             count += 1
         _drift(self._means, max(count, 1))
         if not self._costs.is_known(self.rows):
-            return min(self._max_drafts, PROBE_DRAFTS) if self._trials.allowed else 0
-        due = not count and self.step % LAST_WAIT == 0
-        self._probes_model = due and self._trials.allowed
+            return min(self._max_drafts, PROBE_DRAFTS)
+        self._probes_model = not count and self.step % LAST_WAIT == 0
         return min(self._max_drafts, PROBE_DRAFTS) if self._probes_model else count
 
     def _begin_step(self) -> None:
@@ -319,13 +319,12 @@ class Drafting:
             share = BUSY_SHARE if self.prompts_wait else FREE_SHARE
             self._left = min(self._left, self._step_tokens // share)
             self._price = self._costs.price(self.rows)
-            promise = self._means[0] >= PROMISE and self._trials.allowed
-            if promise and self._costs.is_small(self.rows):
+            if self._means[0] >= PROMISE and self._costs.is_small(self.rows):
                 self._price = min(self._price, FIRST_PRICE)
             self._left = min(self._left, self._most_tried())
             if self._costs.take_plain(self.rows):
                 self.plain_step = self.step + (2 if self._overlaps else 0)
-            if self.step <= self.plain_step:
+            if self.step <= self.plain_step or not self._trials.allowed:
                 self._left = 0
 
     def _most_tried(self) -> int:
@@ -456,13 +455,12 @@ class Drafting:
             self._trials.count_step(seconds, plain)
         if not rows or prompt_tokens:
             return
-        if held is not None:
-            waited = max(seconds - plain, 0.0) if behind and plain and not drafts else 0.0
-            self._costs.observe_drafts(held[0], held[1], held[2] + waited)
+        if held is not None and behind and plain and not drafts:
+            self._costs.observe_drafts(held[0], held[1], held[2] + max(seconds - plain, 0.0))
         if not drafts:
             if not behind:
                 self._costs.observe_plain(rows, seconds)
-        elif awaited:
+        elif awaited and not behind:
             self._held = rows, drafts, seconds
         else:
             self._costs.observe_drafts(rows, drafts, seconds)

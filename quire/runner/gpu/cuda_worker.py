@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from quire.attention.base import AttentionMetadata, Backend
+from quire.config.memory.captured_steps import CAPTURED_TOKENS
 from quire.config.memory.draft_rows import draft_rows
 from quire.core.types import BlockCopy, DataParallelTokens
 from quire.distributed.stage_link import StageLink
@@ -105,7 +106,7 @@ class CudaWorker:
         max_tokens: int,
         logprobs_mode: Mode,
         eager: bool,
-        captured_tokens: int,
+        captured_tokens: int = CAPTURED_TOKENS,
         pooler: Pooler | None = None,
         generates: bool = True,
         max_drafts: int = 0,
