@@ -49,7 +49,7 @@ class DraftTrials:
     @property
     def may_look(self) -> bool:
         """Whether a step may begin to look at sequences without accepted drafts."""
-        return self._saved > 0 and self._looks * LOOK_SHARE >= self._rows
+        return self.allowed and self._looks * LOOK_SHARE >= self._rows
 
     def take_look(self) -> bool:
         """Count a look. Returns whether the step has more."""

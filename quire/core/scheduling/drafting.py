@@ -297,8 +297,8 @@ class Drafting:
     def _next_proposals(self) -> int:
         if not self._adaptive:
             return self._max_drafts
-        if self.step <= self.plain_step or not self._trials.allowed:
-            return 0  # the time of a step without drafts has no passes of the model in it
+        if not self._may_have_drafts:
+            return 0  # nor passes of the model: they would be in the time of a step without drafts
         price, probability, count = self._costs.price(self.rows), 1.0, 0
         while count < self._max_drafts:
             probability *= self._means[count]
@@ -310,6 +310,11 @@ class Drafting:
             return min(self._max_drafts, PROBE_DRAFTS)
         self._probes_model = not count and self.step % LAST_WAIT == 0
         return min(self._max_drafts, PROBE_DRAFTS) if self._probes_model else count
+
+    @property
+    def _may_have_drafts(self) -> bool:
+        """Whether the step may: it is not to be measured without any, and losses are in bounds."""
+        return self.step > self.plain_step and self._trials.allowed
 
     def _begin_step(self) -> None:
         self.begun, self._expected = self.step, 0.0
@@ -324,7 +329,7 @@ class Drafting:
             self._left = min(self._left, self._most_tried())
             if self._costs.take_plain(self.rows):
                 self.plain_step = self.step + (2 if self._overlaps else 0)
-            if self.step <= self.plain_step or not self._trials.allowed:
+            if not self._may_have_drafts:
                 self._left = 0
 
     def _most_tried(self) -> int:
