@@ -25,8 +25,9 @@ DECODE_COUNTS = (0, 16, 64, 128, 256, 512)
 LARGE_TOKEN_COUNTS = (1280, 1536, 2048, 2560, 3072, MOST_CAPTURED_TOKENS)
 """Of small models, whose padding takes little time: a third of such a shape may be padding."""
 LARGE_DECODE_COUNTS = (256, 512)
-PROMPT_ROWS = 16
-"""Rows of prompts, the row of the padding included."""
+MIN_PROMPT_ROWS, MAX_PROMPT_ROWS = 16, 64
+"""Rows of prompts of a shape, the row of the padding included. Attention has an empty tile for each
+row that a step lacks."""
 MAX_PADDING = 256
 """More padding tokens take the GPU longer than the host takes to launch the step: 6 ms of a step of
 16 to 25 for an 8B model on an H200, less for smaller ones."""
@@ -40,8 +41,12 @@ class GraphShape(NamedTuple):
     variant: str = ""
 
     @property
+    def prompt_rows(self) -> int:
+        return min(max(self.tokens // 4, MIN_PROMPT_ROWS), MAX_PROMPT_ROWS)
+
+    @property
     def rows(self) -> int:
-        return self.decodes + PROMPT_ROWS
+        return self.decodes + self.prompt_rows
 
     @property
     def has_prompts(self) -> bool:
@@ -54,7 +59,7 @@ def graph_shapes(
 ) -> list[GraphShape]:
     """Return the shapes of steps of up to so many tokens and decoding rows, ascending.
 
-    A shape may have up to PROMPT_ROWS rows more than max_rows. captured_tokens: of the largest
+    A shape may have up to MAX_PROMPT_ROWS rows more than max_rows. captured_tokens: of the largest
     step that is captured, if it has prompts: quire.config.memory.captured_steps.
     """
     most, found = min(max_tokens, captured_tokens), []
@@ -91,13 +96,11 @@ def _select_shape(
     counts: Sequence[int], rows: Sequence[RankRows], shapes: Sequence[GraphShape]
 ) -> GraphShape | None:
     """counts: of tokens of each rank."""
-    if any(one.others >= PROMPT_ROWS for one in rows):
-        return None
-    decodes = max(one.ones for one in rows)
+    decodes, prompts = max(one.ones for one in rows), max(one.others for one in rows)
     most = max(count - one.ones for count, one in zip(counts, rows, strict=True))
     for shape in shapes:
         fits = decodes <= shape.decodes and shape.decodes + most <= shape.tokens
-        if fits and shape.tokens - max(counts) <= max_padding(shape):
+        if fits and prompts < shape.prompt_rows and shape.tokens - max(counts) <= max_padding(shape):
             return shape
     return None
 

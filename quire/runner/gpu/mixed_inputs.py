@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quire.attention.base import CrossMetadata
-from quire.runner.gpu.mixed_batch_graphs import PROMPT_ROWS
+from quire.runner.gpu.mixed_batch_graphs import MAX_PROMPT_ROWS
 from quire.runner.gpu.pending_step import DeviceInputs
 from quire.runner.gpu.staging_buffer import StagingBuffer, align_words
 from quire.runner.step_batch import Ints, StepBatch
@@ -30,7 +30,7 @@ class MixedInputs:
         words = (
             3 * align_words(max_tokens)
             + align_words(axes * max_tokens)
-            + 6 * align_words(max_rows + PROMPT_ROWS + 1)
+            + 6 * align_words(max_rows + MAX_PROMPT_ROWS + 1)
         )
         self._staging = StagingBuffer(words, depth, device)
 

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from quire.config.memory.captured_steps import CAPTURED_TOKENS, MOST_CAPTURED_TOKENS
 from quire.core.types import NO_BLOCK, Request, Row, Sequence, StepPlan, StopConditions, Wants
 from quire.runner.gpu.mixed_batch_graphs import (
-    PROMPT_ROWS,
+    MAX_PROMPT_ROWS,
+    MIN_PROMPT_ROWS,
+    GraphShape,
     graph_shapes,
     max_padding,
     pad_to_shape,
@@ -20,7 +22,7 @@ SHAPES = graph_shapes(8192, 256)
 LARGE_SHAPES = graph_shapes(8192, 512, MOST_CAPTURED_TOKENS)
 
 COUNTS = st.integers(1, 90) | st.integers(1, 900)
-ROWS = st.lists(st.tuples(COUNTS, st.integers(0, 50), st.booleans()), min_size=1, max_size=20)
+ROWS = st.lists(st.tuples(COUNTS, st.integers(0, 50), st.booleans()), min_size=1, max_size=70)
 
 
 def inputs_of(rows):
@@ -89,7 +91,7 @@ def test_a_step_without_rows_is_padding_alone():
     [
         ([(CAPTURED_TOKENS + 1, 0, True)], 8192),
         ([(100, 0, True)], 64),
-        ([(2, 0, True)] * PROMPT_ROWS, 8192),
+        ([(2, 0, True)] * MAX_PROMPT_ROWS, 8192),
         ([(1, 3, True)] * 257 + [(9, 0, True)], 8192),
     ],
     ids=["many tokens", "more than a step may have", "many prompts", "many decodes"],
@@ -108,18 +110,14 @@ def test_the_shape_is_the_smallest_that_holds_the_step(rows, max_tokens, max_row
         one
         for one in shapes
         if inputs.num_decodes <= one.decodes
+        and prompts < one.prompt_rows
         and one.tokens >= len(inputs.token_ids) - inputs.num_decodes + one.decodes
     ]
     if shape is not None:
         assert shape == holding[0]
-        assert prompts < PROMPT_ROWS
         assert shape.tokens - len(inputs.token_ids) <= max_padding(shape)
     else:
-        assert (
-            not holding
-            or prompts >= PROMPT_ROWS
-            or holding[0].tokens - len(inputs.token_ids) > max_padding(holding[0])
-        )
+        assert not holding or holding[0].tokens - len(inputs.token_ids) > max_padding(holding[0])
 
 
 def test_the_shapes_are_few_and_fit_the_budget():
@@ -130,6 +128,15 @@ def test_the_shapes_are_few_and_fit_the_budget():
     few = graph_shapes(8192, 5)
     assert {shape.decodes for shape in few} == {0, 5}
     assert max(shape.tokens for shape in graph_shapes(500, 256)) == 384
+
+
+def test_larger_shapes_have_more_rows_of_prompts():
+    assert GraphShape(64, 16).rows == 16 + MIN_PROMPT_ROWS
+    assert GraphShape(128, 0).prompt_rows == 32
+    assert GraphShape(4096, 512).rows == 512 + MAX_PROMPT_ROWS
+    crowd = [(2, 0, True)] * (MIN_PROMPT_ROWS - 1)
+    assert select_graph_shape(inputs_of(crowd), SHAPES) == (64, 0, "")
+    assert select_graph_shape(inputs_of([*crowd, (2, 0, True)]), SHAPES) == (128, 0, "")
 
 
 def test_much_padding_is_worse_than_single_launches():
