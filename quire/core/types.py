@@ -307,7 +307,7 @@ class Sequence:
     plain_len: int = 0  # len(tokens) from which its rows may have drafts, at most max_len
     drafts: tuple[int, ...] = ()
     """Proposed next tokens: of its row in flight, or of its next row. Never part of `tokens`."""
-    row_drafts: int = 0  # those of its row in flight: it has no other row until that was applied
+    row_drafts: int = 0  # those of its last row in flight
     verified_drafts: int = 0  # in all rows so far
     accepted_drafts: int = 0  # of those
     cross_tables: list[list[int]] = field(default_factory=list)
@@ -390,6 +390,11 @@ class StepPlan:
     preempted: tuple[str, ...] = ()
     num_drafts: int = 0  # draft tokens of all rows
     proposals: int = 0  # drafts that a model should propose for each row of the next step, at most
+    continues: tuple[int, ...] = ()
+    """Of each row, the place of the sequence's row in the step before, which is in flight; (): it
+    is planned behind results. A row starts behind what the row before yields; `start` is where that
+    is if it yields one token. Drafts are what a model proposes there: the worker has them, and
+    `seq.drafts` has not."""
     parts: tuple[object, ...] = ()
     """What step budgets add for parts of the worker (quire.runner.parts), each of its own type."""
     dp_plans: tuple[StepPlan, ...] = ()

@@ -38,7 +38,7 @@ class StepBatch:
 
     rows: Seq[int]  # [S] indexes into plan.rows; of a row with drafts several
     slots: Ints  # [S]
-    token_ids: Ints  # [T], UNKNOWN: the last token of the slot
+    token_ids: Ints  # [T], UNKNOWN: the last token of the slot; of continued rows: see `continues`
     token_slots: Ints  # [T]
     positions: Ints  # [T]
     q_starts: Ints  # [S + 1]
@@ -59,6 +59,9 @@ class StepBatch:
     rotary: Ints | None = None
     """[T], or [axes * T]: rotary positions, axis by axis; None: they are those in the sequence."""
     draft_inputs: DraftInputs | None = None  # None: no model drafts, or not in this step
+    continues: bool = False
+    """Each row starts behind what a row of the step before yields. Positions, contexts and outputs
+    are those if it yields one token; token ids, and drafts, are codes of ahead_code()."""
 
     @property
     def uses_drafts(self) -> bool:
@@ -106,6 +109,25 @@ class StepBatch:
         return kept
 
 
+AHEAD_ROWS = 4096
+"""More than a step with drafts has rows."""
+
+
+def ahead_code(row: int, place: int) -> int:
+    """Return the code of a token in a batch that continues another.
+
+    row: of the plan of the step before. place: 0 is the last token that it yields, j the j-th draft
+    that a model made behind that.
+    """
+    return -2 - (place * AHEAD_ROWS + row)
+
+
+def ahead_place(code: int) -> tuple[int, int]:
+    """Return row and place of a code."""
+    place, row = divmod(-2 - code, AHEAD_ROWS)
+    return row, place
+
+
 def build_step_batch(
     plan: StepPlan,
     *,
@@ -120,12 +142,23 @@ def build_step_batch(
     benchmark.
     """
     seqs, starts, counts, wants, row_drafts = zip(*plan.rows)
-    if wants.count(Wants.TOKEN) != len(wants):
+    if plan.continues:
+        first = [ahead_code(row, 0) for row in plan.continues]
+        drafts_of = [
+            tuple([ahead_code(row, 1 + j) for j in range(count)])
+            for row, count in zip(plan.continues, row_drafts, strict=True)
+        ]
+        batch = _build_draft_batch(seqs, starts, first, drafts_of)
+        batch = replace(batch, continues=True)
+    elif wants.count(Wants.TOKEN) != len(wants):
         batch = _build_mixed_batch(plan.rows)
     elif counts.count(1) == len(counts):
         batch = _build_decode_batch(seqs, starts)
     elif sum(counts) == len(counts) + sum(row_drafts):
-        batch = _build_draft_batch(seqs, starts, row_drafts)
+        drafts_of = [seq.drafts[:count] for seq, count in zip(seqs, row_drafts)]
+        assert [*map(len, drafts_of)] == [*row_drafts], (drafts_of, row_drafts)
+        first = [seq.tokens[at] for seq, at in zip(seqs, starts)]
+        batch = _build_draft_batch(seqs, starts, first, drafts_of)
     else:
         batch = _build_mixed_batch(plan.rows)
     if has_rotary and any(seq.request.rope_positions for seq in seqs):
@@ -208,21 +241,19 @@ def _build_decode_batch(seqs: tuple, starts: tuple[int, ...]) -> StepBatch:
 
 
 def _build_draft_batch(
-    seqs: tuple, starts: tuple[int, ...], row_drafts: tuple[int, ...]
+    seqs: tuple, starts: tuple[int, ...], first: list[int], drafts_of: Seq[tuple[int, ...]]
 ) -> StepBatch:
-    """A step of rows that decode, of which some have drafts."""
+    """A step of rows that decode, of which some have drafts. first: the known token of each."""
     ids: list[int] = []
     behind: list[int] = []
     numbers: list[tuple[int, int, int, int]] = []  # of each token: row, slot, position, outputs
-    for i, (seq, start, count) in enumerate(zip(seqs, starts, row_drafts)):
-        drafts = seq.drafts[:count]
-        ids.append(seq.tokens[start])
+    for i, (seq, start, token, drafts) in enumerate(zip(seqs, starts, first, drafts_of)):
+        ids.append(token)
         ids += drafts
         behind += drafts
         behind.append(-1)
-        slot, prompt = seq.slot, len(seq.request.prompt)
-        numbers += [(i, slot, at, at + 1 - prompt) for at in range(start, start + count + 1)]
-    assert len(ids) == len(numbers), (len(ids), len(numbers))
+        slot, prompt, end = seq.slot, len(seq.request.prompt), start + len(drafts)
+        numbers += [(i, slot, at, at + 1 - prompt) for at in range(start, end + 1)]
     rows, slots, positions, num_outputs = np.array(numbers, dtype=np.int32).T.copy()
     return _decode_only(rows.tolist(), slots.tolist(), ids, positions, num_outputs, behind)
 

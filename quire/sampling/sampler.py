@@ -269,6 +269,13 @@ class Sampler:
             return "penalised"
         return "greedy" if self._random_slots.isdisjoint(slots) else "random"
 
+    def draws_alone(self, slots: Sequence[int]) -> bool:
+        """Whether `choose` can serve these slots whatever tokens they have put out, and no grammar
+        has to know them."""
+        if self.constrained_slots.has_constrained or self._given_masks is not None:
+            return False
+        return self._history_slots.isdisjoint(slots) and self.kind(slots) in ("greedy", "random")
+
     def choose(
         self, logits: Tensor, row_slots: Tensor, outputs: Tensor, kind: ChooserKind
     ) -> tuple[Tensor, Tensor]:

@@ -62,12 +62,14 @@ class DraftTrials:
         self._looks += rows * accepted
         self._count(rows * (accepted - left_out) / self._rows)
 
-    def count_step(self, seconds: float, plain: float) -> None:
+    def count_step(self, seconds: float, plain: float, *, continues: bool = False) -> None:
         """Count the time of a step with drafts, or behind one. plain: of one without; 0: it is not
-        known, or the two cannot be compared."""
+        known, or the two cannot be compared. continues: it was planned behind drafts that were not
+        verified yet, as no step that cannot be compared is."""
         loss = self._mean_loss
         if plain:
             loss = min(max(seconds / plain - 1, 0.0), MOST_LONGER)
+        if plain and not continues:
             self._mean_loss += (loss - self._mean_loss) * LOSS_RATE
         self._count(-loss)
 

@@ -66,13 +66,14 @@ Results = Counter[tuple[int, int]]
 
 
 class _Applied(NamedTuple):
-    """A step that was applied. awaited: the next one was planned after it; behind: it was planned
-    after an awaited one."""
+    """A step that was applied. awaited: the next one was planned after it, or continues it; behind:
+    it was planned after an awaited one, or continues one."""
 
     rows: int = 0
     drafts: int = 0
     awaited: bool = False
     behind: bool = False
+    continues: bool = False
 
 
 class DraftTally:
@@ -119,9 +120,9 @@ class Drafting:
     """Helper of the scheduler. It writes `drafts` and `plain_len` of sequences.
 
     step, rows: of the step that is planned. begun: the last step in which a sequence was looked at.
-    awaited: the last step whose result the next plan should wait for. plain_step: the last step
-    that has no drafts, and follows such a step, to be measured. recorded: in a replay, the numbers
-    of drafts by request and index.
+    plain_step: the last step that has no drafts, and follows such a step, to be measured. recorded,
+    recorded_continues: in a replay, the numbers of drafts by request and index, and whether the
+    step continues another.
     """
 
     def __init__(
@@ -135,12 +136,13 @@ class Drafting:
         step_tokens: int = NO_BOUND,
         step_rows: int = NO_BOUND,
         model: bool = False,
+        continues: bool = False,
     ) -> None:
         """drafter: of sequences whose results have no proposals; None: there is none. max_drafts:
         of a row; 0: none are verified. max_len: of a sequence with drafts. adaptive: False: every
         row has as many as are proposed. overlaps: a step is planned before the one before is over.
         step_tokens: the token budget of a step. step_rows: of a step with drafts, each of which is
-        one. model: results have proposals."""
+        one. model: results have proposals. continues: steps may continue others (StepPlan)."""
         self._max_drafts, self._max_len = max_drafts, max_len
         self._adaptive, self._overlaps = adaptive, overlaps
         self._step_tokens, self._step_rows = step_tokens, step_rows
@@ -155,20 +157,23 @@ class Drafting:
         self._tenant_means: dict[bytes, list[float]] = {}
         """The same by tenant: where a sequence begins does not depend on the texts of others."""
         self._costs, self._trials = DraftCosts(), DraftTrials()
-        self.step = self.rows = self.awaited = 0
+        self.step = self.rows = 0
         self._max_plain_len = ALL  # sequences are looked at if their plain_len is no larger
         self._room = NO_BOUND  # drafts that the step may have
         self.recorded: Mapping[tuple[str, int], int] | None = None
+        self.recorded_continues = False
         self.prompts_wait = False  # the last step had prompt tokens
         self.begun = self.plain_step = -1
         self.has_model = model
+        self._continues = continues and overlaps
         self._probes_model = False  # whether the proposals of the last step are a probe
         self._price = self._expected = 0.0
         self._chances: list[float] | None = None
         """Of all drafts that were proposed in this plan; None: there was no proposal."""
         self._left = self._probes = 0
         self._awaits = True  # whether a step with drafts is awaited
-        self._behind = -1  # the last step that was planned after an awaited one
+        # the last two steps, as both may be in flight: awaited ones, and ones planned behind those
+        self._awaited, self._behind = (0, 0), (-1, -1)
         self._applied = _Applied()
         self._held: tuple[int, int, float] | None = None
         """Rows, drafts and seconds of an awaited step that was planned early: what the next one
@@ -203,6 +208,11 @@ class Drafting:
         return state.tally.to_counts() if state is not None and state.tally.rows else None
 
     @property
+    def awaited(self) -> int:
+        """The last step whose result the next plan should wait for."""
+        return self._awaited[1]
+
+    @property
     def total(self) -> DraftCounts:
         """Counts since the start."""
         return self._total.to_counts()
@@ -213,7 +223,7 @@ class Drafting:
         """A step is planned. rows: sequences that run. waiting: others, that may start in it."""
         self.step, self.rows = step, rows
         if self.awaited == step - 1:
-            self._behind = step
+            self._behind = self._behind[1], step
         starts = min(waiting, MOST_STARTS) if self.prompts_wait else 0
         self._room = max(min(rows * self._max_drafts, self._step_rows - rows - starts), 0)
         self._trials.begin_step(rows)
@@ -278,6 +288,30 @@ class Drafting:
             self._put_off(state, seq)
         return count
 
+    def may_continue(self, plan: StepPlan) -> bool:
+        """Whether a step may be planned behind this one, whose drafts are not verified yet."""
+        if self.recorded is not None:
+            return self.recorded_continues
+        if not self._continues or not plan.proposals:
+            return False
+        return len(plan.rows) * (1 + plan.proposals) <= min(self._step_tokens, self._step_rows)
+
+    def choose_continued(self, seq: Sequence, ahead: int, proposals: int) -> int:
+        """Return the number of drafts of a row behind one that yields up to `ahead` tokens more
+        than one. proposals: that there will be."""
+        state = self._states.get(seq)
+        if state is None:
+            return 0
+        if self.recorded is not None:
+            return self.recorded.get((seq.request.id, seq.index), 0)
+        if self.begun != self.step:
+            self._begin_step()
+        most = min(proposals, self._most_drafts(len(seq.tokens) + ahead, seq))
+        count = self._affordable(state, seq, most) if most > 0 and self._left else 0
+        self._left -= count
+        state.guessed = False
+        return count
+
     def end_plan(self, rows: int, drafts: int) -> int:
         """A step of so many rows was planned. drafts: in all rows.
 
@@ -291,7 +325,7 @@ class Drafting:
         if self._overlaps and self.begun == self.step and self._expected:
             self._awaits = self._expected >= WAIT_SHARE * self.rows
         if proposals or (drafts and self._overlaps and self._awaits):
-            self.awaited = self.step
+            self._awaited = self.awaited, self.step
         return proposals
 
     def _next_proposals(self) -> int:
@@ -341,8 +375,7 @@ class Drafting:
     def _propose(self, state: _DraftState, seq: Sequence, known: int) -> tuple[int, ...]:
         """Return proposals for its next row, as many as it may have."""
         length = len(seq.tokens)
-        end = seq.max_len if self._max_len is None else min(seq.max_len, self._max_len)
-        most = min(self._max_drafts, end - length - 1)
+        most = self._most_drafts(length, seq)
         if most <= 0:
             return ()
         for source in state.sources:
@@ -350,6 +383,11 @@ class Drafting:
             if found:
                 return tuple(found)
         return seq.drafts[:most]
+
+    def _most_drafts(self, length: int, seq: Sequence) -> int:
+        """Return how many drafts its row may have if the sequence is so long."""
+        end = seq.max_len if self._max_len is None else min(seq.max_len, self._max_len)
+        return min(self._max_drafts, end - length - 1)
 
     def _affordable(self, state: _DraftState, seq: Sequence, proposed: int) -> int:
         """Return how many of its proposals a row should have."""
@@ -447,17 +485,19 @@ class Drafting:
         """A plan was applied. It is called for those whose time is worth to be observed, as is that
         of all with drafts."""
         self._count_verified()
-        awaited, behind = plan.step == self.awaited, plan.step == self._behind
-        self._applied = _Applied(len(plan.rows), plan.num_drafts, awaited=awaited, behind=behind)
+        awaited, behind = plan.step in self._awaited, plan.step in self._behind
+        self._applied = _Applied(
+            len(plan.rows), plan.num_drafts, awaited, behind, continues=bool(plan.continues)
+        )
 
     def observe_step(self, prompt_tokens: int, seconds: float) -> None:
         """The step of end_result() had so many prompt tokens, and took so long."""
         self.prompts_wait = prompt_tokens > 0
-        (rows, drafts, awaited, behind), self._applied = self._applied, _Applied()
+        (rows, drafts, awaited, behind, continues), self._applied = self._applied, _Applied()
         held, self._held = self._held, None
         plain = 0.0 if prompt_tokens else self._costs.plain(rows)
         if drafts or behind:
-            self._trials.count_step(seconds, plain)
+            self._trials.count_step(seconds, plain, continues=continues)
         if not rows or prompt_tokens:
             return
         if held is not None and behind and plain and not drafts:
@@ -472,7 +512,7 @@ class Drafting:
 
     def measures(self, plan: StepPlan) -> bool:
         """Whether the time of a step is to be observed."""
-        if plan.num_drafts or plan.step in (self.plain_step, self._behind):
+        if plan.num_drafts or plan.step == self.plain_step or plan.step in self._behind:
             return True
         return not plan.step % MEASURE_EVERY and not plan.proposals
 

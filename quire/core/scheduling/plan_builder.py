@@ -144,8 +144,14 @@ class PlanBuilder:
                     budget.undo(seq, row.count)
                 return
 
-    def build(self, step: int, moves: Seq[RankMoves], proposals: int = 0) -> StepPlan:
-        """moves: of each rank. proposals: see StepPlan."""
+    def build(
+        self,
+        step: int,
+        moves: Seq[RankMoves],
+        proposals: int = 0,
+        continues: tuple[int, ...] = (),
+    ) -> StepPlan:
+        """moves: of each rank. proposals, continues: see StepPlan."""
         # workers read no parts of a step without rows: what these would carry stays to be sent
         sent = [one.plan_part() for one in self._budgets.sending] if self.rows else []
         plan = StepPlan(
@@ -162,6 +168,7 @@ class PlanBuilder:
             preempted=tuple(self.preempted),
             num_drafts=self.num_drafts,
             proposals=proposals,
+            continues=continues,
             parts=tuple([part for part in sent if part is not None]),
         )
         return plan if len(moves) == 1 else divide_plan(plan, moves, self.copies)

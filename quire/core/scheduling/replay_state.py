@@ -20,9 +20,10 @@ class ReplayState:
         self._registry = registry
         self._drafting = drafting
 
-    def set_drafts(self, drafts: Mapping[tuple[str, int], int]) -> None:
-        """Set the numbers of drafts in the next plan, by request and index; others have none."""
-        self._drafting.recorded = drafts
+    def set_drafts(self, drafts: Mapping[tuple[str, int], int], *, continues: bool = False) -> None:
+        """Set the numbers of drafts in the next plan, by request and index; others have none.
+        continues: the step before, which is in flight."""
+        self._drafting.recorded, self._drafting.recorded_continues = drafts, continues
 
     def length(self, request_id: str, index: int) -> int:
         """Number of tokens of a sequence."""

@@ -21,6 +21,7 @@ from quire.core.admission.request_checks import check_length, check_request
 from quire.core.kv.kv_cache import KVCache
 from quire.core.scheduler_stats import SchedulerStats as SchedulerStats
 from quire.core.scheduling.block_allocation import BlockAllocator, allocate_for_proposals
+from quire.core.scheduling.continued_steps import ContinuedSteps, placed_rows
 from quire.core.scheduling.drafting import Drafting
 from quire.core.scheduling.dummy_step import (
     DUMMY_REQUEST,
@@ -87,22 +88,18 @@ class Scheduler:
         `kv`; max_seqs is then that of each rank.
         """
         self._kvs = kvs = (kv, *other_ranks)
-        self._block_size = kv.block_size
         self._budgets = StepBudgets(budgets)
-        self.admissions = list(admissions)
-        self._listeners = list(listeners)
+        self.admissions, self._listeners = list(admissions), list(listeners)
         self._resources = ResourceWaits(resources)
-        self._max_len = max_len
+        self._block_size, self._max_len = kv.block_size, max_len
         self._inflight = InflightSteps(steps_in_flight)
         self._registry = SequenceRegistry(kvs, order, self._inflight, max_seqs)
         self._allocators = [
             BlockAllocator(rank, one, self._registry, self._inflight, watermark)
             for rank, one in enumerate(kvs)
         ]
-        self._running = self._registry.running
-        self._waiting_queue = order
-        self._prompt_logprobs = PromptLogprobsBuffer()
-        self._counters = SchedulerCounters()
+        self._running, self._waiting_queue = self._registry.running, order
+        self._prompt_logprobs, self._counters = PromptLogprobsBuffer(), SchedulerCounters()
         self._starter = SequenceStarter(
             kvs,
             self._allocators,
@@ -112,8 +109,8 @@ class Scheduler:
             self._counters,
         )
         self._drafting = drafting or Drafting()
-        self._measures_step = False
-        self._dummy_request = dummy_request
+        self._continued = ContinuedSteps(kv, self._registry, self._inflight, self._drafting)
+        self._measures_step, self._dummy_request = False, dummy_request
         self._planning_failures: list[Update] = []  # of sequences that could not be planned
 
     # -- requests -----------------------------------------------------------------------------
@@ -170,7 +167,7 @@ class Scheduler:
     def awaits_result(self) -> bool:
         """Whether the result of the step planned last should be applied before the next is planned,
         if it is in flight: its sequences with drafts could have no row."""
-        return self._drafting.awaited == self._inflight.last_step
+        return self._drafting.awaited == self._inflight.last_step and not self._continued.rows
 
     def is_waiting_for_resources(self, request_id: str) -> bool:
         """Whether the request waits for resources."""
@@ -247,14 +244,16 @@ class Scheduler:
         rows, waiting = len(self._running), len(self._waiting_queue)
         drafting.begin_plan(step, rows, waiting)
         draft = PlanBuilder(self._budgets, rows + waiting, ranks=len(self._kvs))
-        self._schedule_running(draft)
-        if len(draft.short_ranks) < len(self._kvs):
+        continues = self._continued.plan_rows(draft)
+        if not continues:
+            self._schedule_running(draft)
+        if not continues and len(draft.short_ranks) < len(self._kvs):
             self._schedule_waiting(draft)
         proposals = drafting.end_plan(len(draft.rows), draft.num_drafts)
         allocate_for_proposals(self._kvs, draft.rows, proposals)
         leaves = self._registry.take_leaves()
         moves = [RankMoves(one, kv.take_copies(step)) for one, kv in zip(leaves, self._kvs)]
-        plan = draft.build(step, moves, proposals)
+        plan = draft.build(step, moves, proposals, continues)
         self._inflight.push(plan)
         return plan
 
@@ -363,7 +362,7 @@ class Scheduler:
         updates, self._planning_failures = self._planning_failures, []
         slow = self._slow_rows(inflight, result)
         size, wants_token, new_tuple = self._block_size, Wants.TOKEN, tuple.__new__
-        for i, (row, ids) in enumerate(zip(plan.rows, result.token_ids, strict=True)):
+        for i, (row, ids) in enumerate(zip(placed_rows(plan), result.token_ids, strict=True)):
             seq, start, count, wants, _ = row
             if wants is wants_token and count == 1 == len(ids) and not (slow and i in slow):
                 at, token = start + 1, ids[0]
@@ -490,13 +489,14 @@ class Scheduler:
         if row.wants is not Wants.TOKEN:
             seq.computed = known
             return 0, None
+        ahead = seq.planned - known if ids else 0  # tokens of later rows in flight
         kept, done = append_tokens(seq, known, ids)
         seq.computed = known + min(kept - 1, row.drafts)
         if row.drafts or not kept:
-            seq.drafts, seq.row_drafts = (), 0  # without a token also those of a row in flight
+            seq.drafts, seq.row_drafts = (), seq.row_drafts if ahead else 0
             self._drafting.record(seq, row.drafts, max(kept - 1, 0))
         if kept != 1:
-            seq.planned = seq.computed
+            seq.planned = seq.computed + ahead
         if not kept:
             self._inflight.invalidate_rows(seq)
         return kept, done

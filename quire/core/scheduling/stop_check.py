@@ -32,11 +32,11 @@ def check_stop(seq: Sequence, token: int, length: int) -> StopResult | None:
 
 
 def append_tokens(seq: Sequence, at: int, ids: Seq[int]) -> tuple[int, StopResult | None]:
-    """Replace the unknown token at `at` by accepted ones, up to one that ends the sequence.
+    """Replace the unknown token at `at` by accepted ones, up to one that ends the sequence. Tokens
+    that later steps will yield stay behind them.
 
     Returns the number of tokens kept, and how the sequence ends, if it does.
     """
-    assert len(ids) < 2 or len(seq.tokens) == at + 1, "later steps counted on one token"
     if not ids:
         del seq.tokens[at:]  # as are those of later steps
     if at + len(ids) < seq.max_len and seq.stop_ids.isdisjoint(ids):

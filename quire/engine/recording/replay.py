@@ -18,6 +18,7 @@ import msgspec
 from quire.config.engine_config import EngineConfig
 from quire.core.constraint import Constraint
 from quire.core.params import SamplingParams
+from quire.core.scheduling.continued_steps import placed_rows
 from quire.core.scheduling.grammar_wait import CompileOutcome, GrammarProvider
 from quire.core.scheduling.limits.adapters import AdapterProvider, LoadOutcome
 from quire.core.scheduling.scheduler import Scheduler
@@ -50,6 +51,7 @@ class RecordedStep(NamedTuple):
     preempted: tuple[int, ...]
     blocks_moved: tuple[int, int, int]  # to the host, from it, copied
     drafts: dict[tuple[str, int], int]  # request, index -> of its row
+    continues: bool
 
 
 class ReplayDifference(NamedTuple):
@@ -400,7 +402,8 @@ class RecordingReplay:
         joined = tuple((request, index, computed) for _, request, index, computed, _ in joins)
         drafts = (record[12] if len(record) > 12 else None) or ()
         of_rows = {(str(row[0]), row[1]): count for row, count in zip(rows, drafts) if count}
-        return RecordedStep(step, rows, joined, tuple(preempted), tuple(moved), of_rows)
+        continues = len(record) > 13 and bool(record[13])
+        return RecordedStep(step, rows, joined, tuple(preempted), tuple(moved), of_rows, continues)
 
     def _plan_step(self, step: RecordedStep) -> None:
         state = self._scheduler.replay_state()
@@ -413,7 +416,7 @@ class RecordingReplay:
                 state.restore_prefix(str(number), index, computed)
                 self._knows_tiers = False
         self.steps = step.step
-        state.set_drafts(step.drafts)
+        state.set_drafts(step.drafts, continues=step.continues)
         plan = self._scheduler.plan()
         self._compare(plan, step)
         self._in_flight.append((plan, step))
@@ -470,7 +473,7 @@ class RecordingReplay:
         finished = {(request, index): end for request, index, *end in ends}
         generated: list[list[int]] = []
         result = StepResult(generated)
-        for i, row in enumerate(plan.rows):
+        for i, row in enumerate(placed_rows(plan)):
             place = (int(row.seq.request.id), row.seq.index)
             at = row.start + row.count - row.drafts
             count = kept.get(place, 0) if row.drafts else 1

@@ -11,6 +11,7 @@ from quire.config.engine_config import (
     SchedulerSection,
 )
 from quire.config.memory.draft_rows import draft_rows
+from quire.config.speculation import HEAD_METHODS
 from quire.core.admission.admission_control import AdmissionControl
 from quire.core.kv.cache_spec import CacheSpec, FullAttentionSpec, SlidingWindowSpec
 from quire.core.kv.kv_cache import KVCache
@@ -54,6 +55,14 @@ def dummy_request(config: EngineConfig) -> Request:
     return replace(DUMMY_REQUEST, pooling=Pooling(config.pooling.tasks[0]))
 
 
+def continues_steps(config: EngineConfig) -> bool:
+    """Return whether a step may be planned behind drafts that are not verified: what it reads is
+    left on the device by the graphs of a head's passes, and no recurrent state goes back."""
+    alone = config.parallel.stages == config.parallel.data == 1
+    on_device = config.speculation.method in HEAD_METHODS and config.device.kind == "cuda"
+    return on_device and alone and not config.cache.states
+
+
 def build_drafting(config: EngineConfig) -> Drafting:
     """Build what chooses drafts. Methods that are no host drafter have a model on the workers."""
     section, scheduler, drafter = config.speculation, config.scheduler, None
@@ -70,6 +79,7 @@ def build_drafting(config: EngineConfig) -> Drafting:
             scheduler.max_num_seqs, section.max_drafts, scheduler.max_num_batched_tokens
         ),
         model=drafter is None and section.method != "none",
+        continues=continues_steps(config),
     )
 
 

@@ -125,15 +125,12 @@ class CudaWorker:
         rows = slots.max_seqs
         drafts = draft_rows(rows, max_drafts, max_tokens) if generates else 0
         self._max_rows = rows + drafts  # more than a step has, whatever joins beside drafts
-        self._model = model
-        self._backend = backend
-        self._sampler = sampler
-        self._block_size = slots.block_size
+        self._model, self._backend, self._sampler = model, backend, sampler
         self._logprobs_mode: Mode = logprobs_mode
         self._pooler = pooler
         self._stream = torch.cuda.Stream(device)
         self._width = align_words(slots.width)
-        self._groups = slots.groups
+        self._groups, self._block_size = slots.groups, slots.block_size
         self._tables = torch.zeros(
             (slots.tables, rows, self._width), dtype=torch.int32, device=device
         )
@@ -153,8 +150,7 @@ class CudaWorker:
         self._table_staging = StagingBuffer(4 * align_words(rows + most), depth, device)
         self._results = ResultBuffers(self.last_tokens, self._max_rows, depth)
         self._hidden: Tensor | None = None  # [M, E] of a forward graph, sampled after it
-        self._max_tokens = most
-        self._eager = eager
+        self._max_tokens, self._eager, self._graph_bytes = most, eager, 0
         shares = self._experts.are_shared
         self._sizes, self._draft_sizes = capture_sizes(rows), draft_sizes(0 if shares else drafts)
         self._variant_sizes = {one.name: variant_sizes(self._sizes, one) for one in self._variants}
@@ -165,11 +161,11 @@ class CudaWorker:
         reserve_draft_rows(model, longest_graph if drafts else 0)
         self._stage = StageStates(link, longest_graph)
         self._graphs = CudaGraphCache[GraphKey](weak_method(self._launch), device)
-        self._graph_bytes = 0
         state = SlotState(self._tables, self.last_tokens, self._block_size)
         sizes = ChainSizes(self._max_rows, min(rows, drafts), max_drafts, depth)
         buffers = ChainBuffers(self._results.ids, self._pinned_io.views, self._graphs)
         self.proposals = build_proposals(drafter, state, buffers, sizes)
+        self._pinned_io.ahead = None if self.proposals is None else self.proposals.ahead
         self._owners = find_owners(self._variants, self.proposals)
         self._stream.wait_stream(torch.cuda.current_stream(device))
 
@@ -272,18 +268,22 @@ class CudaWorker:
         self, batch: StepBatch, parts: Collection[StepPart], padded: GraphShape | None = None
     ) -> PendingStep | HandedOnStep:
         try:
-            set_state_batch(self._model, batch)
             variant, others = split_variant(self._model, parts)
+            sizes = self._draft_sizes if batch.uses_drafts else self._sizes
+            fits = len(batch.rows) <= max(sizes, default=0) and not batch.has_axes
+            fits, before = fits and variant.decodes and keep_graphs(others), None
+            if batch.continues and self.proposals is not None:
+                on_device = fits and self._sampler.draws_alone(batch.sampled_slots)
+                batch, before = self.proposals.continued(batch, on_device=on_device)
+            set_state_batch(self._model, batch)
             for part in parts:
                 part.write_inputs(self._model, batch)
             self._stage.receive(len(batch.token_ids))
-            sizes = self._draft_sizes if batch.uses_drafts else self._sizes
-            fits = len(batch.rows) <= max(sizes, default=0) and not batch.has_axes
-            decodes = batch.decode_only and not self._experts.are_shared
-            if padded is not None:
-                decodes = not padded.has_prompts
-            if decodes and fits and variant.decodes and keep_graphs(others):
-                step = self._decode(batch, variant, 0 if padded is None else padded.tokens)
+            alone = batch.decode_only and not self._experts.are_shared
+            decodes = alone if padded is None else not padded.has_prompts
+            if decodes and fits:
+                size = 0 if padded is None else padded.tokens
+                step = self._decode(batch, variant, size, before)
                 for part in others:
                     part.after_forward(self._model)
                 return step
@@ -338,9 +338,9 @@ class CudaWorker:
     # -- decode steps ---------------------------------------------------------------------------
 
     def _decode(
-        self, inputs: StepBatch, variant: StepVariant, padded: int
+        self, inputs: StepBatch, variant: StepVariant, padded: int, before: PendingStep | None
     ) -> PendingStep | HandedOnStep:
-        """padded: rows at which the step runs; 0: as few as will do."""
+        """padded: rows at which the step runs; 0: as few as will do. before: PendingStep.before."""
         how, rows, drafts = self._begin_sampling(inputs), len(inputs.slots), inputs.uses_drafts
         sizes = self._draft_sizes if drafts else self._variant_sizes.get(variant.name, self._sizes)
         size = padded or (rows if self._eager else sizes[bisect_left(sizes, rows)])
@@ -363,7 +363,7 @@ class CudaWorker:
             done = torch.cuda.Event()
             done.record()
             view = self._pinned_io.output_view(done)
-            step = PendingStep(inputs, done, view, None, (), how.masks)
+            step = PendingStep(inputs, done, view, None, (), how.masks, before=before)
             return self._propose(step, self._hidden, size)
         assert self._hidden is not None
         views, hidden = self._pinned_io.views(size), self._hidden[:size]
@@ -385,6 +385,7 @@ class CudaWorker:
             kv_slots,
             mail.depth,
             self._block_size,
+            mail.ahead,
         )
         longest = self._width * self._block_size
         bounds = StepBounds(graph.size, 1, longest, 0, graph.drafts, graph.drafts)
@@ -435,8 +436,7 @@ class CudaWorker:
             with span("upload"):
                 views = self._mixed_inputs.upload(inputs, sampled)
             with span("forward"):
-                bounds = StepBounds.of(inputs)
-                hidden = self._gather_and_forward(views, bounds, parts, variant)
+                hidden = self._gather_and_forward(views, StepBounds.of(inputs), parts, variant)
         assert hidden is not None
         for part in parts:
             part.after_forward(self._model)

@@ -75,15 +75,19 @@ class ChainSizes(NamedTuple):
 class ChainResult:
     """The drafts behind a step, on their way to the host: there after the step's event."""
 
-    batch: StepBatch
     rows: Ints  # [m] of the plan
     most: Ints  # [m] drafts
     room: Ints  # [m] positions that a row has blocks for
     drafts: Ints  # [D, m or more]
 
-    def __call__(self, tokens: StepTokens) -> dict[str, dict[int, tuple[int, ...]]]:
-        """Return them by row of the plan, as a field of the StepResult."""
-        batch, found = self.batch, {}
+    def of_row(self, row: int) -> list[int]:
+        drafts: list[int] = self.drafts[:, np.searchsorted(self.rows, row)].tolist()
+        return drafts
+
+    def as_field(
+        self, batch: StepBatch, tokens: StepTokens
+    ) -> dict[str, dict[int, tuple[int, ...]]]:
+        found = {}
         last = {batch.sampled_rows[i]: i for i in batch.accepted(tokens.ids, tokens.ends)}
         behind = self.room - batch.positions[[last[row] for row in self.rows.tolist()]]
         counts = np.minimum(np.minimum(self.most, behind), len(self.drafts)).tolist()
@@ -121,8 +125,10 @@ class DraftChain:
         # ends, places, tokens, positions, contexts, table rows
         self._words = torch.zeros((6, stride), dtype=torch.int32, device=device)
         self._kv_slots = torch.zeros(groups * stride, dtype=torch.int64, device=device)
+        # accepted drafts and last token of each row, and drafts behind it
+        self.ahead = torch.zeros((2 + self._max_drafts, stride), dtype=torch.int32, device=device)
+        self._drafts = self.ahead[2:]
         shape = self._max_drafts, stride
-        self._drafts = torch.zeros(shape, dtype=torch.int32, device=device)
         self._ring = [pinned_words(self._drafts.numel()).view(shape) for _ in range(depth)]
         self._turn = 0
         self._first: Tensor | None = None  # [T, E] of the first pass
@@ -152,7 +158,7 @@ class DraftChain:
         self._turn = (self._turn + 1) % len(self._ring)
         host = self._ring[self._turn][:count]
         host.copy_(self._drafts[:count], non_blocking=True)
-        return ChainResult(batch, plan_rows[first], most, room, host.numpy())
+        return ChainResult(plan_rows[first], most, room, host.numpy())
 
     def upload_empty(self) -> None:
         """Upload a step without rows."""
@@ -222,6 +228,7 @@ class DraftChain:
             ends,
             places,
             self._pass,
+            self.ahead,
             1 + self._max_drafts,
             -1 if whole else 0,
         )
@@ -294,7 +301,7 @@ def _expected_tokens(batch: StepBatch) -> Ints:
     drafts = np.asarray(batch.next_drafts, dtype=np.int32)
     if not batch.agreement:
         return drafts
-    agrees = np.asarray(batch.agreement) & (drafts >= 0)
+    agrees = np.asarray(batch.agreement) & (drafts != -1)
     return np.where(agrees, chain_io.ANY_TOKEN, -1).astype(np.int32)
 
 

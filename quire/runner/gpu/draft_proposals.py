@@ -7,8 +7,10 @@ both tokens and drafts. Else it waits for the tokens before it launches the draf
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,13 +24,28 @@ from quire.runner.drafters.base import ModelDrafter, TargetStates
 from quire.runner.gpu.draft_chain import (
     ChainBuffers,
     ChainGraph,
+    ChainResult,
     ChainSizes,
     DraftChain,
     SlotState,
 )
-from quire.runner.gpu.pending_step import PendingStep
+from quire.runner.gpu.pending_step import PendingStep, continued_batch
 from quire.runner.gpu.staging_buffer import align_words
 from quire.runner.step_batch import StepBatch
+from quire.sampling.step_sampling import StepTokens
+
+
+@dataclass(frozen=True, slots=True)
+class FoundDrafts:
+    """Drafts behind a step that are on the host, by row of the plan."""
+
+    found: Mapping[int, tuple[int, ...]]
+
+    def of_row(self, row: int) -> tuple[int, ...]:
+        return self.found.get(row, ())
+
+    def as_field(self, batch: StepBatch, tokens: StepTokens) -> dict[str, Any]:
+        return {"drafts": self.found}
 
 
 class DraftProposals:
@@ -48,6 +65,7 @@ class DraftProposals:
         self._kept: dict[int, Tensor] = {}
         self._any_states = False
         self.taps = HiddenTaps(drafter.taps)
+        self._last: PendingStep | None = None  # that had drafts
 
     @contextmanager
     def taking_any_states(self) -> Iterator[None]:
@@ -72,6 +90,11 @@ class DraftProposals:
     def is_chain(self) -> bool:
         """Whether a head's passes behind decode steps are graphs."""
         return self._chain is not None
+
+    @property
+    def ahead(self) -> Tensor | None:
+        """[2 + D, m] of load_decode_inputs(); None: there is no chain."""
+        return None if self._chain is None else self._chain.ahead
 
     def graph_groups(self, sizes: Sequence[int]) -> list[list[ChainGraph]]:
         """Return the graphs of passes behind decode steps of these sizes."""
@@ -104,6 +127,7 @@ class DraftProposals:
         hidden: [T or more, E]. size: at which a decode step ran, whose taps were kept; 0: another.
         """
         assert hidden is not None
+        self._last = step
         if self._chain is not None and size:
             step.drafts = self._chain.launch_behind(step.batch, size)
             step.done.record()
@@ -114,7 +138,22 @@ class DraftProposals:
         lazy_fusion.flush()  # the states are read by torch
         found = self._drafter.propose(batch, tokens.ids, kept, states, self._metadata)
         lazy_fusion.flush()
-        step.drafts = lambda tokens: {"drafts": found}
+        step.drafts = FoundDrafts(found)
+
+    def continued(
+        self, batch: StepBatch, *, on_device: bool
+    ) -> tuple[StepBatch, PendingStep | None]:
+        """Return a batch as a step that runs it reads it, and the step that it continues.
+
+        on_device: the step is a graph, and its tokens are drawn from device tensors alone. If not,
+        or if no chain has what it continues with, this waits for the step before.
+        """
+        if not batch.continues:
+            return batch, None
+        assert self._last is not None, "no step had drafts"
+        if on_device and isinstance(self._last.drafts, ChainResult):
+            return batch, self._last
+        return continued_batch(batch, self._last), None
 
     def launch(self, batch: StepBatch, hidden: Tensor) -> None:
         """Launch what propose() launches behind a step of which every token is accepted.

@@ -100,7 +100,11 @@ def _select_shape(
     most = max(count - one.ones for count, one in zip(counts, rows, strict=True))
     for shape in shapes:
         fits = decodes <= shape.decodes and shape.decodes + most <= shape.tokens
-        if fits and prompts < shape.prompt_rows and shape.tokens - max(counts) <= max_padding(shape):
+        if (
+            fits
+            and prompts < shape.prompt_rows
+            and shape.tokens - max(counts) <= max_padding(shape)
+        ):
             return shape
     return None
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from quire.core.types import StepResult
 from quire.runner.device_worker import build_step_result
 from quire.runner.parts.base import PendingPart
-from quire.runner.step_batch import Ints, StepBatch
+from quire.runner.step_batch import Ints, StepBatch, ahead_place
 from quire.sampling.sampler import ChooserKind, Sampler
 from quire.sampling.sampler_output import HostSamplerOutput, find_row_errors
 from quire.sampling.step_sampling import StepSampling, StepTokens, needs_passes
@@ -84,6 +84,18 @@ class SamplingWay(NamedTuple):
         return None if self.masks is not None and self.masks.needs_masks else self.kind
 
 
+class StepDrafts(Protocol):
+    """Drafts behind a step, on their way to the host: there after the step's event."""
+
+    def as_field(self, batch: StepBatch, tokens: StepTokens) -> Mapping[str, Any]:
+        """Return them by row of the plan, as a field of the StepResult. batch: as it was run."""
+        ...
+
+    def of_row(self, row: int) -> Sequence[int]:
+        """Return what was drafted behind a row of the plan: also without blocks for it."""
+        ...
+
+
 @dataclass(slots=True)
 class PendingStep:
     """An enqueued step. Its numbers are in pinned memory after `done`."""
@@ -95,8 +107,8 @@ class PendingStep:
     parts: Sequence[PendingPart]
     masks: GrammarMasks | None = None
     sampled: StepTokens | None = None  # None: not known yet
-    drafts: Callable[[StepTokens], Mapping[str, Any]] | None = None
-    """Returns the drafts behind what was sampled, as a field of the result."""
+    drafts: StepDrafts | None = None  # behind what was sampled
+    before: PendingStep | None = None  # that the batch continues, until its true numbers are known
 
     def __post_init__(self) -> None:
         if self.masks is not None:
@@ -125,10 +137,49 @@ class PendingStep:
             self.sampled = StepTokens.of(ids, logprobs, errors, self.masks)
         return self.sampled
 
+    def settled_batch(self) -> StepBatch:
+        """Return the batch with its true numbers; waits for the step that it continues."""
+        before, batch = self.before, self.batch  # in this order: a second thread may be here too
+        if before is not None and batch.continues:
+            self.batch, self.before = continued_batch(batch, before), None
+        return self.batch
+
     def wait(self) -> StepResult:
         self.done.synchronize()
+        self.settled_batch()
         sampled = self.step_tokens()
         extras: list[Mapping[str, Any]] = [part.result() for part in self.parts]
         if self.drafts is not None:
-            extras.append(self.drafts(sampled))
+            extras.append(self.drafts.as_field(self.batch, sampled))
         return build_step_result(self.batch, sampled, extras)
+
+
+def continued_batch(batch: StepBatch, before: PendingStep) -> StepBatch:
+    """Return a batch that continues a step with its true numbers. Waits for that step.
+
+    Drafts that are missing are 0: whatever they are, they are verified.
+    """
+    if not batch.continues:
+        return batch
+    run, tokens = before.settled_batch(), before.step_tokens()
+    yielded: dict[int, list[int]] = {}
+    for i in run.accepted(tokens.ids, tokens.ends):
+        yielded.setdefault(run.sampled_rows[i], []).append(tokens.ids[i])
+    places = [ahead_place(code) for code in batch.token_ids.tolist()]
+    found = {row: yielded.get(row, [0]) for row, _ in places}  # [0]: its sequence has ended
+    drafts = {row: before.drafts.of_row(row) if before.drafts else () for row in found}
+    ids = [([found[row][-1], *drafts[row]] + [0] * place)[place] for row, place in places]
+    more = np.array([len(found[row]) - 1 for row, _ in places], dtype=np.int32)
+    follows = [one != -1 for one in batch.next_drafts]
+    rotary = batch.rotary
+    return replace(
+        batch,
+        continues=False,
+        token_ids=np.array(ids, dtype=np.int32),
+        positions=batch.positions + more,
+        contexts=batch.contexts + more,
+        num_outputs=batch.num_outputs + more,
+        max_context=int((batch.contexts + more).max()),
+        next_drafts=[one if has else -1 for one, has in zip([*ids[1:], -1], follows)],
+        rotary=None if rotary is None else rotary + np.tile(more, len(rotary) // len(more)),
+    )

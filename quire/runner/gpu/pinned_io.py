@@ -9,6 +9,7 @@ has the box of the next step and the box of the current step. Outside graphs the
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from quire.runner.gpu.pending_step import DeviceInputs
 from quire.runner.gpu.staging_buffer import align_words, pinned_words
@@ -35,6 +36,7 @@ class PinnedIO:
         self._input_slots = self.inbox.numpy().reshape(depth, INPUT_FIELDS, self.stride)
         self._output_slots = self.outbox.numpy().reshape(depth, 2, self.stride)
         self._done_events: list[torch.cuda.Event | None] = [None] * depth
+        self.ahead: Tensor | None = None  # of draft chains, for steps that continue others
         self._slot = 0
         self.out_of_sync = False  # a step failed half way: the device's count may be off
 

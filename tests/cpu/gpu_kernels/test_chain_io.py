@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 from quire.kernels.gpu.runtime import chain_io
 from quire.kernels.gpu.runtime.chain_io import ANY_TOKEN, PassInputs
 from quire.runner.gpu.draft_chain import ChainResult, _expected_tokens
+from quire.runner.step_batch import ahead_code
 from quire.sampling.step_sampling import StepTokens
 
 BLOCK, STRIDE = 4, 32
@@ -21,9 +22,11 @@ def ints(*values):
     return torch.tensor(values, dtype=torch.int32)
 
 
-def drawn_rows(draw, count):
-    """Rows of a step: sampled tokens, drafts behind each, contexts; and where each row ends."""
+def drawn_rows(draw, count, ahead):
+    """Rows of a step: sampled tokens, drafts behind each, contexts; and where each row ends. Some
+    rows have drafts that are in `ahead`."""
     chosen, expected, contexts, rows, ends = [], [], [], [], []
+    before = draw.sample(range(STRIDE), count)  # of the step before
     for _ in range(count):
         tokens, start = draw.randrange(1, 6), draw.randrange(1, 30)
         rows.append((len(chosen), tokens))
@@ -31,6 +34,10 @@ def drawn_rows(draw, count):
         drafts = [draw.choice([token, token, 9, ANY_TOKEN]) for token in sampled[:-1]] + [-1]
         agree = [draft in (token, ANY_TOKEN) for token, draft in zip(sampled, drafts)]
         ends.append(len(chosen) + agree.index(False))
+        if draw.random() < 0.5 and ANY_TOKEN not in drafts:
+            place = before[len(rows) - 1]
+            ahead[2 : 1 + tokens, place] = ints(*drafts[:-1])
+            drafts = [ahead_code(place, j) for j in range(1, tokens)] + [-1]
         chosen += sampled
         expected += drafts
         contexts += range(start, start + tokens)
@@ -39,17 +46,22 @@ def drawn_rows(draw, count):
 
 @pytest.mark.parametrize("count", [1, 5, 17])
 def test_a_chain_begins_behind_the_last_accepted_token_of_each_row(count):
-    chosen, expected, contexts, rows, want = drawn_rows(random.Random(count), count)
+    ahead = torch.full((2 + 4, STRIDE), 50, dtype=torch.int32)
+    chosen, expected, contexts, rows, want = drawn_rows(random.Random(count), count, ahead)
+    drafts = ahead[2:].clone()
     table = torch.zeros((4, STRIDE), dtype=torch.int32)
     table[:2, :count] = torch.tensor(rows, dtype=torch.int32).T
     ends, places = torch.full((2, count + 2), 7, dtype=torch.int32)
     number = ints(5)
     chain_io.find_ends(
-        ints(*chosen), ints(*expected), ints(*contexts), table, ends, places, number, 5
+        ints(*chosen), ints(*expected), ints(*contexts), table, ends, places, number, ahead, 5
     )
     assert ends.tolist() == [*want, 0, 0]
     assert places[:count].tolist() == [contexts[end] - 1 for end in want]
     assert number.tolist() == [0]
+    assert ahead[0, :count].tolist() == [end - first for end, (first, _) in zip(want, rows)]
+    assert ahead[1, :count].tolist() == [chosen[end] for end in want]
+    assert torch.equal(ahead[2:], drafts)
 
 
 def test_a_pass_follows_in_its_blocks_and_rows_without_room_are_padding():
@@ -82,14 +94,18 @@ def test_a_row_has_as_many_drafts_as_its_blocks_and_its_request_allow():
     )
     drafts = np.arange(12, dtype=np.int32).reshape(3, 4)  # [D, m], padded by one
     arrays = np.array([0, 1, 2]), np.array([3, 0, 2]), np.array([13, 16, 16])
-    result = ChainResult(accepted, *arrays, drafts)
-    assert result(StepTokens([0] * 5)) == {"drafts": {0: (0, 4), 2: (2, 6)}}
+    result = ChainResult(*arrays, drafts)
+    found = result.as_field(accepted, StepTokens([0] * 5))
+    assert found == {"drafts": {0: (0, 4), 2: (2, 6)}}
+    assert result.of_row(2) == [2, 6, 10]
 
 
 def test_made_up_acceptance_takes_the_place_of_drafts():
     batch = SimpleNamespace(token_ids=[1, 2, 3], next_drafts=[7, 8, -1], agreement=())
     assert _expected_tokens(batch).tolist() == [7, 8, -1]
     batch.agreement = [True, False, True]
+    assert _expected_tokens(batch).tolist() == [ANY_TOKEN, -1, -1]
+    batch.next_drafts = [ahead_code(3, 1), ahead_code(3, 2), -1]
     assert _expected_tokens(batch).tolist() == [ANY_TOKEN, -1, -1]
     batch.next_drafts = ()
     assert _expected_tokens(batch).tolist() == [-1, -1, -1]

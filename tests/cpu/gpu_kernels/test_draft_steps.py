@@ -3,10 +3,13 @@
 import functools
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
+from quire.engine.startup import scheduler_setup
 from quire.engine.startup.warmup import run_dummy_requests
+from quire.runner.gpu import draft_proposals
 from quire.runner.gpu.cuda_graphs import DecodeGraph, decode_graph_groups, draft_sizes
 from quire.runner.gpu.graph_groups import OwnedGraph
 from tests.cpu import engine_of as tiny
@@ -144,6 +147,91 @@ def test_a_model_drafts_what_it_does_on_the_cpu(acted, replayed, folders, method
     passes = [there for key, there in replayed if isinstance(key, OwnedGraph)]
     assert passes
     assert all(passes) != bool(settings.get("eager"))
+
+
+def watch_plans(engine):
+    """Return a list to which the engine adds each of its plans."""
+    plans, planned = [], engine._observer.on_step_planned
+
+    def note(plan):
+        plans.append(plan)
+        planned(plan)
+
+    engine._observer.on_step_planned = note
+    return plans
+
+
+def teach(engine, answers, every=4):
+    """Let the head's passes draft the answers: each `every`th draft is wrong."""
+    chain = engine.executor.runner.worker.proposals._chain
+    advance = chain._advance
+
+    def right(ids):
+        by_slot = {seq.slot: seq for seq in engine._scheduler._running}
+        places = chain._words[1, : len(ids)].tolist()
+        for row, slot in enumerate(chain._rows[3, : len(ids)].tolist()):
+            seq = by_slot.get(slot)
+            if seq is not None:
+                at = places[row] + 2 - seq.prompt_len
+                known = answers[seq.request.id, seq.index][at : at + 1]
+                ids[row : row + len(known)] = torch.tensor(known) + (at % every == 0)
+        advance(ids)
+
+    chain._advance = right
+
+
+DRAWN = dict(temperature=0.9, top_p=0.9)
+CONTINUED = {
+    "drawn on the device": (
+        tiny.request("plain", range(20), 30),
+        tiny.request("drawn", range(30, 50), 40, seed=4, n=2, **DRAWN),
+        tiny.request("ends", range(30, 70), 30, stop_token_ids=[*range(0, 97, 7)]),
+        tiny.request("short", range(9), 7),
+        tiny.request("late", [5], 15),
+    ),
+    "some need the host": (
+        tiny.request("plain", range(20), 20),
+        tiny.request("scored", [5], 16, logprobs=2),
+        tiny.request("penalised", range(3, 9), 20, repetition_penalty=1.4),
+        tiny.request("biased", range(40, 60), 9, logit_bias={3: 4.0, 9: -3.0}),
+    ),
+}
+
+
+@pytest.mark.slow("kernels in the interpreter")
+@pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
+@pytest.mark.parametrize("name", CONTINUED)
+def test_steps_continue_behind_drafts_that_are_not_verified(
+    acted,  # noqa: F811
+    replayed,  # noqa: F811
+    folders,
+    monkeypatch,
+    name,
+    eager,
+):
+    monkeypatch.setattr(scheduler_setup, "continues_steps", lambda config: True)
+    target, work = folders["target"], CONTINUED[name]
+    want, before = tiny.run(heads.plain_engine(target), work)
+    given = dict(method="eagle3", folder=folders["eagle3"], drafts=3, seqs=8, depth=2, eager=eager)
+    engine = engine_of(target, make=heads.engine_with, **given)
+    teach(engine, want)
+    plans, waits = watch_plans(engine), []
+    waited = draft_proposals.continued_batch
+    monkeypatch.setattr(
+        draft_proposals, "continued_batch", lambda *of: waits.append(of) or waited(*of)
+    )
+    got, updates = tiny.run(engine, work, stagger=3)
+    assert got == want
+    for one, other in zip(*(scores(of).get("scored", []) for of in (updates, before)), strict=True):
+        assert one.ids == other.ids
+        assert one.values == pytest.approx(other.values, abs=1e-4)
+    continued = [plan for plan in plans if plan.continues]
+    assert len(continued) > 5
+    assert engine._scheduler.draft_counts.accepted[2] > 5
+    on_device = name == "drawn on the device"
+    assert bool(waits) != on_device
+    shorter = [plan for plan in continued if plan.continues != tuple(range(len(plan.rows)))]
+    assert shorter or not on_device, "a sequence has ended before"
 
 
 def test_a_start_with_few_layers_drafts_behind_prompts_and_decode_steps(acted, folders):  # noqa: F811

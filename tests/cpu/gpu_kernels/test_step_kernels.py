@@ -8,6 +8,7 @@ pytest.importorskip("triton")
 
 from quire.kernels.gpu.attention.block_copy import BlockCopyTable, copy_blocks
 from quire.kernels.gpu.runtime import step_io
+from quire.runner.step_batch import ahead_code
 
 
 def ints(values):
@@ -73,6 +74,35 @@ def test_blocks_are_copied_in_every_place_whatever_its_size():
     for one, other, found in zip(want, source, target):
         one[0], one[6] = other[4], other[1]
         assert torch.equal(one, found)
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_a_decode_step_continues_rows_of_the_step_before(rows):
+    """Some rows have a token or a draft that is on the device, as many places on as were
+    accepted."""
+    stride, block, most = 64, 16, 3
+    rng = np.random.default_rng(rows)
+    tables = ints(rng.integers(0, 500, (2, 50, 12)))
+    last = ints(rng.integers(0, 97, 50))
+    ahead = ints(rng.integers(0, 97, (2 + most, 24)))
+    ahead[0] %= most
+    box = ints(rng.integers(1, 11 * block, (6, stride)))
+    box[0], box[4] = ints(rng.integers(-1, 97, stride)), ints(rng.integers(0, 50, stride))
+    want, want_ids = box.clone(), box[0].clone()
+    for i in range(0, rows, 2):
+        row, place = int(rng.integers(24)), int(rng.integers(1 + most))
+        box[0, i], want_ids[i] = ahead_code(row, place), ahead[1 + place, row]
+        want[[1, 2, 5], i] += ahead[0, row]
+    ids, kv = torch.empty(rows, dtype=torch.int32), torch.empty((2, rows), dtype=torch.int64)
+    want_kv, found = torch.empty_like(kv), torch.empty_like(ids)
+    words, state = torch.zeros((6, stride), dtype=torch.int32), ints([0, 0])
+    step_io.gather_inputs(
+        want_ids[:rows], want[4, :rows], want[2, :rows] - 1, last, tables, found, want_kv, block
+    )
+    step_io.load_decode_inputs(state, box, words, last, tables, ids, kv, 1, block, ahead)
+    assert torch.equal(ids, found)
+    assert torch.equal(kv, want_kv)
+    assert torch.equal(words[1:, :rows], want[1:, :rows])
 
 
 @pytest.mark.parametrize("rows", [1, 3, 40])

@@ -22,6 +22,7 @@ from quire.core.types import (
     NO_BLOCK,
     UNKNOWN,
     Pooled,
+    SequenceState,
     StateMoves,
     StepResult,
     TokenLogprobs,
@@ -145,6 +146,7 @@ class FakeModel:
         self.joined = [None] * slots
         self.tables = [None] * slots
         self.last = [None] * slots
+        self.ends = [(0, ())] * slots  # where the last token belongs, and what is proposed behind
         self.queue = deque()
         self.proposer = proposer  # (sequence, tokens) -> proposed next ones, in the result
         self.sources = [()] * slots  # blocks of the source of each slot
@@ -169,7 +171,7 @@ class FakeModel:
             self.sources[seq.slot] = tuple(chain(*seq.cross_tables))
         for seq in plan.changed_tables:
             self.tables[seq.slot] = [[] for _ in self.windows]
-        rows = [self._row(row) for row in plan.rows]
+        rows = [self._row(row, continues=bool(plan.continues)) for row in plan.rows]
         encodes = [seq for seq in plan.joins if seq.encoder_step == plan.step]
         sources = [
             (seq.request, sources_of(seq.request)[i], tuple(seq.cross_tables[i]))
@@ -202,7 +204,7 @@ class FakeModel:
                 "a host block was reused too early"
             )
 
-    def _row(self, row):
+    def _row(self, row, continues):
         seq = row.seq
         assert self.joined[seq.slot] is seq, "a row of a sequence without a slot"
         for g, table in enumerate(seq.tables):
@@ -212,7 +214,7 @@ class FakeModel:
                 "a table changed other than by append, and is not in changed_tables"
             )
         assert row.count == row.drafts + 1 or not row.drafts
-        drafts = seq.drafts[: row.drafts]
+        drafts = (UNKNOWN,) * row.drafts if continues else seq.drafts[: row.drafts]
         assert len(drafts) == row.drafts
         tokens = seq.tokens[row.start : row.start + row.count - row.drafts]
         for end in (row.start, row.start + len(tokens)):
@@ -228,6 +230,8 @@ class FakeModel:
     def wait(self):
         """Execute the oldest plan."""
         plan, rows, sources, rank, starts, saves = self.queue.popleft()
+        if plan.continues:
+            rows = [self._continued(*row) for row in rows]
         self._copy(plan.swap_out, self.device, self.host)
         self._copy(plan.swap_in, self.host, self.device)
         self._copy(plan.copies, self.device, self.device)
@@ -244,6 +248,14 @@ class FakeModel:
         logprobs = self._prompt_logprobs(rows)
         proposals = self._propose(rows, generated)
         return StepResult(generated, prompt_logprobs=logprobs, pooled=pooled, drafts=proposals)
+
+    def _continued(self, seq, slot, least, tokens, wants, tables):
+        """Return a row that begins where the one before has ended."""
+        start, proposed = self.ends[slot]
+        kind, drafts, source = wants
+        drafts = (*proposed, *[0] * len(drafts))[: len(drafts)]
+        assert seq.state is not SequenceState.RUNNING or start >= least
+        return seq, slot, start, [self.last[slot], *drafts], (kind, drafts, source), tables
 
     def _pool(self, rows):
         """Return of each pooled row the tokens whose states there were, as a mean needs them all.
@@ -262,10 +274,11 @@ class FakeModel:
     def _propose(self, rows, generated):
         """Return drafts for the next row of each sequence that has a token."""
         results = {}
-        for i, (seq, _, start, tokens, (_, drafts, _), _) in enumerate(rows):
+        for i, (seq, slot, start, tokens, (_, drafts, _), _) in enumerate(rows):
             if self.proposer is not None and generated[i]:
                 known = [*seq.tokens[:start], *tokens[: len(tokens) - len(drafts)], *generated[i]]
                 results[i] = tuple(self.proposer(seq, known))
+                self.ends[slot] = len(known) - 1, results[i]
         return {i: drafts for i, drafts in results.items() if drafts}
 
     def _prompt_logprobs(self, rows):

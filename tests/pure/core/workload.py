@@ -112,10 +112,15 @@ class Setup:
     draft_rows: int = NO_BOUND  # of a step with drafts, each of which is one
     proposer: object = None  # (sequence, tokens) -> drafts
     model_proposes: bool = False  # else the scheduler proposes
+    continues: bool = True  # steps are planned behind drafts of a model that are not verified
     skips: object = None  # random.Random: a tenth of the rows yields no token
     ranks: int = 1  # data-parallel ones, each with blocks and slots as above
     stages: int = 1  # of a pipeline, whose steps have different sequences
     states: tuple = ()  # of recurrent layers: checkpoints, tokens between two; (): there are none
+
+    @property
+    def has_more_ranks(self):
+        return self.ranks > 1 or self.stages > 1 or bool(self.states)
 
     def limits(self, order, kv):
         limits = [
@@ -213,6 +218,7 @@ class Setup:
                 step_tokens=self.budget,
                 step_rows=self.draft_rows,
                 model=self.model_proposes,
+                continues=self.continues and self.model_proposes and not self.has_more_ranks,
             ),
             other_ranks=others,
         )

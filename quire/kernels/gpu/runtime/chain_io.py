@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.int_math import cdiv, next_power_of_2
-from quire.kernels.gpu.runtime.step_io import store_kv_slots
+from quire.kernels.gpu.runtime.step_io import AHEAD_ROWS, store_kv_slots
 
 BLOCK = 128
 ANY_TOKEN = -2
@@ -35,17 +35,19 @@ class PassInputs(NamedTuple):
 @kernel("rows", "stride", "longest", "number")
 def _find_ends_kernel(
     chosen_ptr,  # [T]
-    draft_ptr,  # [T] the draft behind each token; -1: none
+    draft_ptr,  # [T] the draft behind each token; -1: none; below ANY: in `ahead`
     context_ptr,  # [T]
     row_ptr,  # [4, stride]: first token, number of tokens, then what advance_rows reads
     end_ptr,  # [m] out
     place_ptr,  # [m] out
     pass_ptr,  # [1] out
+    ahead_ptr,  # [2 + D, stride]: accepted drafts out, last tokens out, drafts that were verified
     rows,
     stride,
     longest,
     number,
     ANY: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -56,11 +58,18 @@ def _find_ends_kernel(
     for j in range(longest):
         behind = (accepted == j) & (j < count)  # all before have been accepted
         draft = tl.load(draft_ptr + first + j, mask=behind, other=-1)
+        kept = behind & (draft < ANY)
+        place = -2 - draft
+        there = ahead_ptr + (1 + place // ROWS) * stride + place % ROWS
+        draft = tl.load(there, mask=kept, other=draft)
         chosen = tl.load(chosen_ptr + first + j, mask=behind, other=-1)
         agrees = (draft == ANY) | ((draft >= 0) & (draft == chosen))
         accepted += tl.where(behind & agrees, 1, 0)
     end = first + accepted
     context = tl.load(context_ptr + end, mask=live & (count > 0), other=1)
+    tl.store(ahead_ptr + r, accepted, mask=live)
+    last = tl.load(chosen_ptr + end, mask=live & (count > 0), other=0)
+    tl.store(ahead_ptr + stride + r, last, mask=live)
     tl.store(end_ptr + r, end, mask=live)
     tl.store(place_ptr + r, context - 1, mask=live)
     tl.store(pass_ptr, number, mask=tl.program_id(0) == 0)
@@ -119,22 +128,25 @@ def find_ends(
     ends: Tensor,
     places: Tensor,
     counter: Tensor,
+    ahead: Tensor,
     longest: int,
     number: int = 0,
 ) -> None:
     """Find the last accepted token of each row, and its position: ends, places [m] int32.
 
     chosen, drafts, contexts: [T] int32 of the step: sampled tokens, the draft behind each (-1:
-    none, ANY_TOKEN: one that counts as accepted), contexts. rows: [4, m or more]: first tokens,
+    none, ANY_TOKEN: one that counts as accepted, less: it is in `ahead`, see load_decode_inputs()),
+    contexts. ahead: [2 + D, m or more], as wide as rows: accepted drafts of each row and its last
+    token, which are written; drafts. rows: [4, m or more]: first tokens,
     numbers of tokens (0: padding), and two more. counter: [1], becomes `number`, that of the first
     pass whose ids advance_rows() is given. longest: most tokens of a row.
     """
     count = ends.shape[0]
     _find_ends_kernel(
         (cdiv(count, BLOCK), 1, 1),
-        (chosen, drafts, contexts, rows, ends, places, counter),
+        (chosen, drafts, contexts, rows, ends, places, counter, ahead),
         (count, rows.shape[1], longest, number),
-        (ANY_TOKEN, BLOCK),
+        (ANY_TOKEN, AHEAD_ROWS, BLOCK),
     )
 
 

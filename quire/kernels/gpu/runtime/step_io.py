@@ -14,6 +14,8 @@ from quire.kernels.gpu.runtime.fast_launch import kernel
 from quire.kernels.gpu.runtime.int_math import cdiv, next_power_of_2
 
 BLOCK = 256
+AHEAD_ROWS = 4096
+"""As in quire.runner.step_batch."""
 
 
 @kernel("count")
@@ -83,6 +85,7 @@ def _load_decode_inputs_kernel(
     words_ptr,  # [6, stride] out
     id_ptr,  # [rows] out
     kv_ptr,  # [G, rows] out, int64
+    ahead_ptr,  # [2 + D, AHEAD]: of each row of the step before, accepted drafts, then tokens
     rows,
     group_stride,  # M * W
     width,
@@ -90,6 +93,8 @@ def _load_decode_inputs_kernel(
     GROUPS: tl.constexpr,
     KV_BLOCK: tl.constexpr,
     BOXES: tl.constexpr,
+    AHEAD: tl.constexpr,  # 0: no step continues another
+    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """One program, so that it can advance to the next box at its end."""
@@ -104,6 +109,15 @@ def _load_decode_inputs_kernel(
         row = tl.load(inbox_ptr + 3 * stride + r, mask=live, other=0)
         slot = tl.load(inbox_ptr + 4 * stride + r, mask=live, other=-1)
         output = tl.load(inbox_ptr + 5 * stride + r, mask=live, other=0)
+        if AHEAD:
+            place = -2 - token
+            known = live & (place >= 0)
+            of = place % ROWS
+            token = tl.load(ahead_ptr + (1 + place // ROWS) * AHEAD + of, mask=known, other=token)
+            accepted = tl.load(ahead_ptr + of, mask=known, other=0)
+            position += accepted
+            context += accepted
+            output += accepted
         tl.store(words_ptr + stride + r, position, mask=live)
         tl.store(words_ptr + 2 * stride + r, context, mask=live)
         tl.store(words_ptr + 3 * stride + r, row, mask=live)
@@ -227,21 +241,26 @@ def load_decode_inputs(
     kv_slots: Tensor,
     boxes: int,
     block_size: int,
+    ahead: Tensor | None = None,
 ) -> None:
     """Load a decode step's integers from the current box, and gather as `gather_inputs` does.
 
-    inbox: [boxes * 6 * stride] int32, pinned; of a box: token ids (negative: the slot's last),
-    rotary positions, contexts, rows, row slots (negative: padding), outputs. words: [6, stride]
-    int32 on the device, of which the first is not written. ids: [S] int32. kv_slots: [G, S] int64.
+    inbox: [boxes * 6 * stride] int32, pinned; of a box: token ids (-1: the slot's last), rotary
+    positions, contexts, rows, row slots (negative: padding), outputs. words: [6, stride] int32 on
+    the device, of which the first is not written. ids: [S] int32. kv_slots: [G, S] int64.
+    ahead: [2 + D, m] int32, of rows of the step before: accepted drafts, last token, and drafts
+    behind it. The id -2 - (j * AHEAD_ROWS + i) is token j of row i, of which 0 is the last one; what
+    is in the box for it is of the place without accepted drafts.
     """
     (groups, slots, width), rows = tables.shape, ids.shape[0]
     _load_decode_inputs_kernel(
         (1, 1, 1),
-        (state, inbox, last_token, tables, words, ids, kv_slots),
+        (state, inbox, last_token, tables, words, ids, kv_slots, state if ahead is None else ahead),
         (rows, slots * width, width, words.shape[1]),
-        (groups, block_size, boxes, min(1024, max(32, next_power_of_2(rows)))),
+        (groups, block_size, boxes, 0 if ahead is None else ahead.shape[1], AHEAD_ROWS,
+         min(1024, max(32, next_power_of_2(rows)))),
         warps=8,
-    )
+    )  # fmt: skip
 
 
 def store_decode_results(
