@@ -3,7 +3,6 @@
 import functools
 
 import pytest
-import torch
 
 pytest.importorskip("triton")
 
@@ -149,37 +148,6 @@ def test_a_model_drafts_what_it_does_on_the_cpu(acted, replayed, folders, method
     assert all(passes) != bool(settings.get("eager"))
 
 
-def watch_plans(engine):
-    """Return a list to which the engine adds each of its plans."""
-    plans, planned = [], engine._observer.on_step_planned
-
-    def note(plan):
-        plans.append(plan)
-        planned(plan)
-
-    engine._observer.on_step_planned = note
-    return plans
-
-
-def teach(engine, answers, every=4):
-    """Let the head's passes draft the answers: each `every`th draft is wrong."""
-    chain = engine.executor.runner.worker.proposals._chain
-    advance = chain._advance
-
-    def right(ids):
-        by_slot = {seq.slot: seq for seq in engine._scheduler._running}
-        places = chain._words[1, : len(ids)].tolist()
-        for row, slot in enumerate(chain._rows[3, : len(ids)].tolist()):
-            seq = by_slot.get(slot)
-            if seq is not None:
-                at = places[row] + 2 - seq.prompt_len
-                known = answers[seq.request.id, seq.index][at : at + 1]
-                ids[row : row + len(known)] = torch.tensor(known) + (at % every == 0)
-        advance(ids)
-
-    chain._advance = right
-
-
 DRAWN = dict(temperature=0.9, top_p=0.9)
 CONTINUED = {
     "drawn on the device": (
@@ -204,22 +172,21 @@ CONTINUED = {
 def test_steps_continue_behind_drafts_that_are_not_verified(
     acted,  # noqa: F811
     replayed,  # noqa: F811
-    folders,
+    tmp_path,
     monkeypatch,
     name,
     eager,
 ):
     monkeypatch.setattr(scheduler_setup, "continues_steps", lambda config: True)
-    target, work = folders["target"], CONTINUED[name]
-    want, before = tiny.run(heads.plain_engine(target), work)
-    given = dict(method="eagle3", folder=folders["eagle3"], drafts=3, seqs=8, depth=2, eager=eager)
-    engine = engine_of(target, make=heads.engine_with, **given)
-    teach(engine, want)
-    plans, waits = watch_plans(engine), []
-    waited = draft_proposals.continued_batch
+    waits, waited = [], draft_proposals.continued_batch
     monkeypatch.setattr(
         draft_proposals, "continued_batch", lambda *of: waits.append(of) or waited(*of)
     )
+    (target, head), work = heads.agreeing_pair(tmp_path), CONTINUED[name]
+    want, before = tiny.run(heads.plain_engine(target), work)
+    given = dict(method="eagle", folder=head, drafts=3, seqs=8, depth=2, eager=eager)
+    engine = engine_of(target, make=heads.engine_with, **given)
+    plans = heads.watch_plans(engine)
     got, updates = tiny.run(engine, work, stagger=3)
     assert got == want
     for one, other in zip(*(scores(of).get("scored", []) for of in (updates, before)), strict=True):
@@ -227,7 +194,8 @@ def test_steps_continue_behind_drafts_that_are_not_verified(
         assert one.values == pytest.approx(other.values, abs=1e-4)
     continued = [plan for plan in plans if plan.continues]
     assert len(continued) > 5
-    assert engine._scheduler.draft_counts.accepted[2] > 5
+    counts = engine._scheduler.draft_counts
+    assert 0.2 < sum(counts.accepted) / counts.tokens < 0.9
     on_device = name == "drawn on the device"
     assert bool(waits) != on_device
     shorter = [plan for plan in continued if plan.continues != tuple(range(len(plan.rows)))]

@@ -249,8 +249,8 @@ def load_decode_inputs(
     positions, contexts, rows, row slots (negative: padding), outputs. words: [6, stride] int32 on
     the device, of which the first is not written. ids: [S] int32. kv_slots: [G, S] int64.
     ahead: [2 + D, m] int32, of rows of the step before: accepted drafts, last token, and drafts
-    behind it. The id -2 - (j * AHEAD_ROWS + i) is token j of row i, of which 0 is the last one; what
-    is in the box for it is of the place without accepted drafts.
+    behind it. The id -2 - (j * AHEAD_ROWS + i) is token j of row i, of which 0 is the last one;
+    what is in the box for it is of the place without accepted drafts.
     """
     (groups, slots, width), rows = tables.shape, ids.shape[0]
     _load_decode_inputs_kernel(
