@@ -294,7 +294,7 @@ class Drafting:
             return self.recorded_continues
         if not self._continues or not plan.proposals:
             return False
-        return len(plan.rows) * (1 + plan.proposals) <= min(self._step_tokens, self._step_rows)
+        return len(plan.rows) * (1 + plan.proposals) <= self._step_tokens
 
     def choose_continued(self, seq: Sequence, ahead: int, proposals: int) -> int:
         """Return the number of drafts of a row behind one that yields up to `ahead` tokens more
@@ -308,8 +308,9 @@ class Drafting:
             self._begin_step()
         most = min(proposals, self._most_drafts(len(seq.tokens) + ahead, seq))
         count = self._affordable(state, seq, most) if most > 0 and self._left else 0
-        self._left -= count
-        state.guessed = False
+        if count:
+            self._left -= count
+            state.guessed, seq.plain_len = False, 0
         return count
 
     def end_plan(self, rows: int, drafts: int) -> int:
@@ -456,7 +457,8 @@ class Drafting:
             state.wait = 1
         else:
             state.wait = min(2 * state.wait, LAST_WAIT)
-            self._put_off(state, seq)
+            if not seq.row_drafts:  # no row is in flight that continues this one
+                self._put_off(state, seq)
 
     def _count_verified(self) -> None:
         """Count the rows of record(), those that are alike at once."""

@@ -39,14 +39,11 @@ def append_tokens(seq: Sequence, at: int, ids: Seq[int]) -> tuple[int, StopResul
     """
     if not ids:
         del seq.tokens[at:]  # as are those of later steps
-    if at + len(ids) < seq.max_len and seq.stop_ids.isdisjoint(ids):
-        seq.tokens[at : at + 1] = ids
-        return len(ids), None
-    for kept, token in enumerate(ids, 1):
-        seq.tokens[at : at + 1] = [token]
-        at += 1
-        done = check_stop(seq, token, at)
-        if done is not None:
-            del seq.tokens[at:]
-            return kept, done
+    if at + len(ids) >= seq.max_len or not seq.stop_ids.isdisjoint(ids):
+        for kept, token in enumerate(ids, 1):
+            done = check_stop(seq, token, at + kept)
+            if done is not None:
+                seq.tokens[at:] = ids[:kept]
+                return kept, done
+    seq.tokens[at : at + 1] = ids
     return len(ids), None

@@ -22,7 +22,6 @@ from quire.core.types import (
     NO_BLOCK,
     UNKNOWN,
     Pooled,
-    SequenceState,
     StateMoves,
     StepResult,
     TokenLogprobs,
@@ -146,7 +145,7 @@ class FakeModel:
         self.joined = [None] * slots
         self.tables = [None] * slots
         self.last = [None] * slots
-        self.ends = [(0, ())] * slots  # where the last token belongs, and what is proposed behind
+        self.ahead = [(0, ())] * slots  # accepted drafts of the last row, and drafts behind it
         self.queue = deque()
         self.proposer = proposer  # (sequence, tokens) -> proposed next ones, in the result
         self.sources = [()] * slots  # blocks of the source of each slot
@@ -251,11 +250,11 @@ class FakeModel:
 
     def _continued(self, seq, slot, least, tokens, wants, tables):
         """Return a row that begins where the one before has ended."""
-        start, proposed = self.ends[slot]
+        accepted, proposed = self.ahead[slot]
         kind, drafts, source = wants
         drafts = (*proposed, *[0] * len(drafts))[: len(drafts)]
-        assert seq.state is not SequenceState.RUNNING or start >= least
-        return seq, slot, start, [self.last[slot], *drafts], (kind, drafts, source), tables
+        start, tokens = least + accepted, [self.last[slot], *drafts]
+        return seq, slot, start, tokens, (kind, drafts, source), tables
 
     def _pool(self, rows):
         """Return of each pooled row the tokens whose states there were, as a mean needs them all.
@@ -278,7 +277,7 @@ class FakeModel:
             if self.proposer is not None and generated[i]:
                 known = [*seq.tokens[:start], *tokens[: len(tokens) - len(drafts)], *generated[i]]
                 results[i] = tuple(self.proposer(seq, known))
-                self.ends[slot] = len(known) - 1, results[i]
+                self.ahead[slot] = len(generated[i]) - 1, results[i]
         return {i: drafts for i, drafts in results.items() if drafts}
 
     def _prompt_logprobs(self, rows):
@@ -338,7 +337,7 @@ class FakeModel:
         """Fail the oldest plan, without any effect on the device."""
         plan, *_ = self.queue.popleft()
         for row in plan.rows:
-            self.last[row.seq.slot] = 0
+            self.last[row.seq.slot], self.ahead[row.seq.slot] = 0, (0, ())
 
     def _copy(self, pairs, source, target):
         """Copy all blocks at once: a kernel has no order."""
@@ -375,7 +374,7 @@ class FakeModel:
         if wants is not Wants.TOKEN:
             return ()
         if self.skips():
-            self.last[slot] = 0
+            self.last[slot], self.ahead[slot] = 0, (0, ())
             return ()
         generated, known = [], start + len(tokens) - len(drafts)
         for end, draft in enumerate((*drafts, None), known):
