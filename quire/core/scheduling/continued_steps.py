@@ -42,17 +42,14 @@ class ContinuedSteps:
             return {}
         if len(self._registry.waiting_queue) and self._registry.has_slot:
             return {}  # a sequence may start
-        running, stale = self._registry.running, step.stale
-        live = SequenceState.RUNNING
+        live, stale = SequenceState.RUNNING, step.stale
         rows = {
             i: row
             for i, row in enumerate(step.plan.rows)
             if row.seq.state is live and row.seq not in stale
         }
-        if len(rows) != len(running):
-            return {}
-        same = all(row.seq is seq and _can_follow(row) for row, seq in zip(rows.values(), running))
-        return rows if same else {}
+        same = [row.seq for row in rows.values()] == list(self._registry.running)
+        return rows if same and all(map(_can_follow, rows.values())) else {}
 
     def plan_rows(self, draft: PlanBuilder) -> tuple[int, ...]:
         """Give each of these sequences its row. Returns the places of the rows before; (): there is

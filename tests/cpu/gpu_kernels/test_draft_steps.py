@@ -162,6 +162,7 @@ CONTINUED = {
         tiny.request("scored", [5], 16, logprobs=2),
         tiny.request("penalised", range(3, 9), 20, repetition_penalty=1.4),
         tiny.request("biased", range(40, 60), 9, logit_bias={3: 4.0, 9: -3.0}),
+        tiny.request("lists", range(9), 6, constraint=bound_to("lists"), eos=[END]),
     ),
 }
 
@@ -183,9 +184,9 @@ def test_steps_continue_behind_drafts_that_are_not_verified(
         draft_proposals, "continued_batch", lambda *of: waits.append(of) or waited(*of)
     )
     (target, head), work = heads.agreeing_pair(tmp_path), CONTINUED[name]
-    want, before = tiny.run(heads.plain_engine(target), work)
+    want, before = tiny.run(heads.plain_engine(target, grammars=Grammars()), work)
     given = dict(method="eagle", folder=head, drafts=3, seqs=8, depth=2, eager=eager)
-    engine = engine_of(target, make=heads.engine_with, **given)
+    engine = engine_of(target, make=heads.engine_with, grammars=Grammars(), **given)
     plans = heads.watch_plans(engine)
     got, updates = tiny.run(engine, work, stagger=3)
     assert got == want
@@ -194,6 +195,7 @@ def test_steps_continue_behind_drafts_that_are_not_verified(
         assert one.values == pytest.approx(other.values, abs=1e-4)
     continued = [plan for plan in plans if plan.continues]
     assert len(continued) > 5
+    assert not any(row.seq.request.constraint for plan in continued for row in plan.rows)
     counts = engine._scheduler.draft_counts
     assert 0.2 < sum(counts.accepted) / counts.tokens < 0.9
     on_device = name == "drawn on the device"

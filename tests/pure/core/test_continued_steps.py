@@ -51,7 +51,7 @@ def continuing(rng, requests):
     return setup
 
 
-@pytest.mark.parametrize("seed", range(tiers.amount(40, 600)))
+@pytest.mark.parametrize("seed", [*range(tiers.amount(40, 600)), 680, 718])
 def test_the_output_does_not_change(seed):
     rng = random.Random(f"continued {seed}")
     requests = random_requests(rng, most=6)
@@ -82,6 +82,8 @@ def test_most_steps_continue_and_sequences_end_at_different_times(windows):
     assert {len(plan.rows) for plan in found} == {1, 2, 3, 4}
     assert any(plan.continues != tuple(range(len(plan.rows))) for plan in found)
     assert {0, 1, 2, 3} == set(run.model.accepted)
+    freed = any(plan.changed_tables for plan in found)
+    assert freed == (6 in windows), "blocks outside of the window"
 
 
 def test_a_sequence_that_may_start_waits_for_one_result_only():
