@@ -156,6 +156,16 @@ CASES = {
     "nf4": (SHAPES["qwen3-0.6b"], {"quantization": "nf4"}),
     "W8A8": (SHAPES["llama-8b"] | {"quantization_config": W8A8}, {}),
     "gptq": (SHAPES["llama-8b"] | {"quantization_config": GPTQ}, {}),
+    "adapters of a tiny model": (
+        tiny("mistral"),
+        {
+            "enable_lora": True,
+            "max_lora_rank": 64,
+            "max_num_seqs": 2,
+            "max_num_batched_tokens": 8,
+            "max_model_len": 16,
+        },
+    ),
     "adapters": (SHAPES["qwen3-0.6b"], {"enable_lora": True, "max_loras": 4}),
     "adapters of few ranks and of many": (
         SHAPES["llama-8b"],
@@ -208,7 +218,7 @@ CASES = {
     "recurrent layers alone": (tiny("mamba2"), {"max_model_len": 512}),
     "processed logprobs": (SHAPES["qwen3-0.6b"], {"logprobs_mode": "processed_logprobs"}),
 }
-EVERYDAY = ("two ranks with unequal shares", "a bidirectional encoder")
+EVERYDAY = ("two ranks with unequal shares", "adapters of a tiny model", "a bidirectional encoder")
 
 
 @pytest.fixture(scope="module")
@@ -229,7 +239,7 @@ def run(program, *case):
     return json.loads(answer)
 
 
-@pytest.mark.slow("steps of every size of two architectures")
+@pytest.mark.slow("steps of every size of three engines")
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.parametrize(
     "case", [*EVERYDAY, *tiers.long(*(name for name in CASES if name not in EVERYDAY))]

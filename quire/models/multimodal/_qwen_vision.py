@@ -294,12 +294,16 @@ class VisionTower(MediaEncoder):
         return run_to_end(self.compute(patches, arrays, self.segments(size)))
 
     def _padded(self, grids: Sequence[Grid], size: int) -> dict[str, np.ndarray] | None:
-        """Arrays of grids and of one more, that all have `size` patches. None: too many segments.
+        """Arrays of grids and of more, that all have `size` patches. None: too many segments.
 
-        The grid behind the others is a strip of cells; its rows are dropped.
+        The grids behind the others are strips of cells, no longer than the table of angles; their
+        rows are dropped.
         """
         merge, missing = self.config.merge, size - sum(g.patches for g in grids)
-        more = [Grid(1, merge, missing // merge)] if missing else []
+        longest = self._rope.max_len // merge
+        full, rest = divmod(missing // merge**2, longest)
+        more = [Grid(full, merge, longest * merge)] if full else []
+        more += [Grid(1, merge, rest * merge)] if rest else []
         arrays = self.arrays([*grids, *more])
         for name in self.segments(size):
             starts, most = arrays[name], size // GRAPH_SEGMENT + MORE_SEGMENTS
@@ -310,8 +314,11 @@ class VisionTower(MediaEncoder):
 
     def angles(self, positions: Tensor) -> TokenAngles:
         """Rotary angles of patches at (row, column): int32 [2, P]."""
-        rope: Rope = self.blocks[0].attn.rope  # type: ignore[union-attr, assignment]
-        return rope.gather(positions)
+        return self._rope.gather(positions)
+
+    @property
+    def _rope(self) -> Rope:
+        return self.blocks[0].attn.rope  # type: ignore[union-attr, return-value]
 
     def positions(self, grids: Iterable[Grid]) -> Ints:
         """(row, column) of every patch: [2, P]."""
@@ -347,7 +354,8 @@ class VisionTower(MediaEncoder):
         c, (rows, columns) = self.config, item.tensors["cells"].shape
         pairs = -(-len(item.tensors["pixels"]) // c.depth)
         grid = Grid(pairs, rows * c.merge, columns * c.merge)
-        assert max(grid.rows, grid.columns) <= MAX_SIDE, "an image that no processor makes"
+        most = self._rope.max_len
+        assert max(grid.rows, grid.columns) <= most, "an image that no processor makes"
         return grid
 
     def patches_of(self, item: EncoderInput) -> Tensor:

@@ -51,6 +51,7 @@ from quire.runner.gpu.graph_groups import (
     StepGraphs,
     find_graph_groups,
     find_owners,
+    variant_of,
 )
 from quire.runner.gpu.kv_memory import KVMemory, touch_memory
 from quire.runner.gpu.mixed_batch_graphs import (
@@ -142,7 +143,6 @@ class CudaWorker:
         if slots.has_cross:
             self._token_starts = torch.arange(most + 1, dtype=torch.int32, device=device)
         self._variants = find_variants(model)
-        self._named = {one.name: one for one in self._variants}
         axes = max(one.rotary_axes for one in self._variants)
         self._mixed_inputs = MixedInputs(
             most, self._max_rows, slots.has_rotary, depth, device, axes
@@ -300,7 +300,7 @@ class CudaWorker:
         """Launch the kernels of a graph, whose integers are where the device reads them."""
         if isinstance(graph, OwnedGraph):
             return self._owners[graph.owner].launch_own(graph.key)
-        variant = self._named[graph.variant]
+        variant = variant_of(self._variants, graph)
         if isinstance(graph, GraphShape):
             self._store_hidden(self._mixed_forward(graph, variant))
         elif graph.part == "sampling":
@@ -320,7 +320,7 @@ class CudaWorker:
         if isinstance(graph, OwnedGraph):
             self._owners[graph.owner].prepare_own(graph.key)
         elif isinstance(graph, GraphShape):
-            padded = pad_to_shape(EMPTY_BATCH, graph, self._named[graph.variant].rotary_axes)
+            padded = pad_to_shape(EMPTY_BATCH, graph, variant_of(self._variants, graph).rotary_axes)
             self._mixed_inputs.upload(padded, self._stored_rows(graph))
         else:
             self._pinned_io.out_of_sync = True

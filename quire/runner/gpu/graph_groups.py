@@ -74,6 +74,12 @@ def find_owners(
     return owners if drafter is None else owners | {DRAFTER: drafter}
 
 
+def variant_of(variants: Sequence[StepVariant], graph: DecodeGraph | GraphShape) -> StepVariant:
+    """Return the variant of a graph. Names are those of the step that is launched now: adapters
+    with factors or biases change them."""
+    return next(one for one in variants if one.name == graph.variant)
+
+
 class StepGraphs(NamedTuple):
     """Of which steps there are graphs."""
 

@@ -9,7 +9,7 @@ from quire.config.memory.captured_steps import CAPTURED_TOKENS, MOST_CAPTURED_TO
 from quire.core.types import NO_BLOCK, Request, Row, Sequence, StepPlan, StopConditions, Wants
 from quire.runner.gpu.mixed_batch_graphs import (
     MAX_PROMPT_ROWS,
-    MIN_PROMPT_ROWS,
+    PROMPT_ROWS,
     GraphShape,
     graph_shapes,
     max_padding,
@@ -22,7 +22,7 @@ SHAPES = graph_shapes(8192, 256)
 LARGE_SHAPES = graph_shapes(8192, 512, MOST_CAPTURED_TOKENS)
 
 COUNTS = st.integers(1, 90) | st.integers(1, 900)
-ROWS = st.lists(st.tuples(COUNTS, st.integers(0, 50), st.booleans()), min_size=1, max_size=70)
+ROWS = st.lists(st.tuples(COUNTS, st.integers(0, 50), st.booleans()), min_size=1, max_size=40)
 
 
 def inputs_of(rows):
@@ -92,9 +92,10 @@ def test_a_step_without_rows_is_padding_alone():
         ([(CAPTURED_TOKENS + 1, 0, True)], 8192),
         ([(100, 0, True)], 64),
         ([(2, 0, True)] * MAX_PROMPT_ROWS, 8192),
+        ([(9, 0, True)] * PROMPT_ROWS, 8192),
         ([(1, 3, True)] * 257 + [(9, 0, True)], 8192),
     ],
-    ids=["many tokens", "more than a step may have", "many prompts", "many decodes"],
+    ids=["many tokens", "more than a step may have", "many prompts", "longer ones", "many decodes"],
 )
 def test_other_steps_have_no_shape(rows, max_tokens):
     assert select_graph_shape(inputs_of(rows), graph_shapes(max_tokens, 256)) is None
@@ -130,13 +131,14 @@ def test_the_shapes_are_few_and_fit_the_budget():
     assert max(shape.tokens for shape in graph_shapes(500, 256)) == 384
 
 
-def test_larger_shapes_have_more_rows_of_prompts():
-    assert GraphShape(64, 16).rows == 16 + MIN_PROMPT_ROWS
-    assert GraphShape(128, 0).prompt_rows == 32
-    assert GraphShape(4096, 512).rows == 512 + MAX_PROMPT_ROWS
-    crowd = [(2, 0, True)] * (MIN_PROMPT_ROWS - 1)
-    assert select_graph_shape(inputs_of(crowd), SHAPES) == (64, 0, "")
-    assert select_graph_shape(inputs_of([*crowd, (2, 0, True)]), SHAPES) == (128, 0, "")
+def test_the_shape_of_128_tokens_alone_has_more_rows_of_prompts():
+    more = {shape for shape in LARGE_SHAPES if shape.rows != shape.decodes + PROMPT_ROWS}
+    assert more == {shape for shape in LARGE_SHAPES if shape.tokens == 128}
+    assert GraphShape(128, 16).rows == 16 + MAX_PROMPT_ROWS
+    few, crowd = [(2, 0, True)] * (PROMPT_ROWS - 1), [(4, 0, True)] * (MAX_PROMPT_ROWS - 1)
+    assert select_graph_shape(inputs_of(few), SHAPES) == (64, 0, "")
+    assert select_graph_shape(inputs_of([*few, (2, 0, True)]), SHAPES) == (128, 0, "")
+    assert select_graph_shape(inputs_of(crowd), SHAPES) == (128, 0, "")
 
 
 def test_much_padding_is_worse_than_single_launches():

@@ -10,8 +10,8 @@ import torch
 from quire.config.facts import read_hf_config
 from quire.media.image_ops import from_tensor
 from quire.models.base import EncoderInput
-from quire.models.build import build_model, read_model_config
-from quire.models.multimodal._qwen_vision import Grid
+from quire.models.build import MEDIA_ENCODERS, build_model, read_model_config
+from quire.models.multimodal._qwen_vision import Grid, VisionTower
 from quire.runner.media.encoder_graphs import EncoderGraphs
 from quire.runner.media.media_rows import attach_media_rows, find_media_rows
 from tests.cpu.multimodal import families, qwen_models
@@ -123,6 +123,38 @@ def test_towers_of_images_of_one_size_have_graphs(family, tmp_path, monkeypatch)
             assert mine.shape == other.shape
             assert (mine - other).abs().max().item() < 1e-5
     assert len(graphs.ran) == 2 * len(calls)
+
+
+VISION = {
+    "hidden_size": 32, "embed_dim": 32, "num_heads": 2, "num_attention_heads": 2, "depth": 2,
+    "num_hidden_layers": 2, "intermediate_size": 44, "out_hidden_size": 64, "patch_size": 14,
+    "image_size": 70, "num_position_embeddings": 36, "deepstack_visual_indexes": [0],
+    "init_pos_emb_height": 6,
+}  # fmt: skip
+TOWERS = [*FAMILIES, "kimi_vl"]
+
+
+@pytest.mark.parametrize("family", TOWERS)
+def test_padding_alone_is_within_the_tables_of_positions(family):
+    """As graphs are captured: of each size, before there are items."""
+    hf = {"vision_config": VISION, "text_config": {"hidden_size": 64}}
+    encoder = MEDIA_ENCODERS.load(family).Encoder.from_hf(hf)
+    encoder._rope.set_table({}, torch.device("cpu"))
+    assert len(encoder.graph_sizes()) > 9
+    for size in encoder.graph_sizes():
+        _, arrays = encoder.graph_inputs(size)
+        angles = encoder.angles(torch.from_numpy(arrays["positions"]))  # an error, if out of range
+        assert len(angles.table) == size
+        if "places" in arrays:
+            assert (arrays["places"] >= 0).all()
+            assert (arrays["places"] < len(encoder.pos_embed.weight)).all()
+        assert (np.diff(arrays["frames"]) >= 0).all()
+        assert (arrays["frames"][0], arrays["frames"][-1]) == (0, size)
+
+
+def test_all_towers_that_are_padded_are_among_those():
+    encoders = {name: MEDIA_ENCODERS.load(name).Encoder for name in MEDIA_ENCODERS.names()}
+    assert {name for name, one in encoders.items() if issubclass(one, VisionTower)} == {*TOWERS}
 
 
 def test_segments_behind_the_last_are_empty(built):  # noqa: F811
