@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -127,3 +128,16 @@ def test_a_step_waits_where_blocks_are_short():
     check_outcome(run, out)
     assert found
     assert out.preemptions
+
+
+def test_a_sequence_without_a_row_has_one_in_the_next_plan():
+    setup = Setup(depth=2, drafts=3, proposer=oracle((None,), 0.2), model_proposes=True)
+    run, found = watched(setup, [request("a", range(5), 80), request("b", range(4), 80)])
+    for one in run.requests:
+        run.add(one)
+    while not found:
+        run.step()
+    step, continued = run.scheduler._inflight.only_step, run.scheduler._continued
+    assert set(continued.rows) == {0, 1}
+    step.plan = replace(step.plan, rows=step.plan.rows[:1])
+    assert not continued.rows
