@@ -194,7 +194,7 @@ def test_steps_continue_behind_drafts_that_are_not_verified(
         assert one.ids == other.ids
         assert one.values == pytest.approx(other.values, abs=1e-4)
     continued = [plan for plan in plans if plan.continues]
-    assert len(continued) > 5
+    assert len(continued) > 3
     assert not any(row.seq.request.constraint for plan in continued for row in plan.rows)
     counts = engine._scheduler.draft_counts
     assert 0.2 < sum(counts.accepted) / counts.tokens < 0.9
