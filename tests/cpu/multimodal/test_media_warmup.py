@@ -4,12 +4,16 @@ import msgspec
 import pytest
 import torch
 
-from quire import LLM
+from quire import LLM, env
+from quire.config.facts import DeviceFacts
+from quire.config.options import Options
+from quire.config.resolve import resolve
 from quire.engine.build import build_scheduler
 from quire.engine.startup import warmup
 from quire.engine.startup.media_warmup import largest_items, media_request
+from quire.engine.startup.model_setup import describe_model
 from tests import tiers
-from tests.cpu.multimodal import families, qwen_models
+from tests.cpu.multimodal import families, hub_models, qwen_models
 
 OPTIONS = {
     "dtype": "float32", "kv_cache_memory_bytes": "64MiB", "max_model_len": 2048,
@@ -49,6 +53,17 @@ def test_a_start_sends_one_item_through_the_encoder(tmp_path, name):
             not pool.allocate().any()
         )  # steps run while the states of the last slice but one live
     assert torch.equal(pool.allocate()[: rows[0]], wanted)
+
+
+@pytest.mark.slow("imports transformers, and makes models of it")
+@pytest.mark.parametrize("name", hub_models.FAMILIES)
+def test_a_start_knows_items_before_it_has_a_tokenizer(tmp_path, name):
+    hub_models.FAMILIES[name](tmp_path)
+    options = Options.from_flat({"model": str(tmp_path), "device": "cpu", **OPTIONS})
+    device = DeviceFacts(kind="cpu", total_bytes=8 << 30, free_bytes=4 << 30, threads=2)
+    config = resolve(options, describe_model(options, env.read()).facts, device).config
+    assert largest_items(config)
+    assert media_request(config) is not None
 
 
 def test_a_model_of_text_has_none():
