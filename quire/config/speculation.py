@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 
 HOST_METHODS = ("ngram", "suffix")
 """Methods that make drafts of the tokens alone."""
-HEAD_METHODS = ("eagle", "eagle3", "mtp")
-"""Methods with weights that read states of the model, pass by pass."""
-MODEL_METHODS = ("draft_model", *HEAD_METHODS, "medusa")
+CHAIN_METHODS = ("draft_model", "eagle", "eagle3", "mtp")
+"""Methods whose weights make one draft after the other."""
+MODEL_METHODS = (*CHAIN_METHODS, "medusa")
 """Methods with weights."""
 NGRAM_WORDS = ("ngram", "[ngram]", "ngram_gpu")
 DEFAULT_DRAFTS = {"ngram": 8, "suffix": 24}

@@ -11,7 +11,7 @@ from quire.config.engine_config import (
     SchedulerSection,
 )
 from quire.config.memory.draft_rows import draft_rows
-from quire.config.speculation import HEAD_METHODS
+from quire.config.speculation import CHAIN_METHODS
 from quire.core.admission.admission_control import AdmissionControl
 from quire.core.kv.cache_spec import CacheSpec, FullAttentionSpec, SlidingWindowSpec
 from quire.core.kv.kv_cache import KVCache
@@ -57,9 +57,9 @@ def dummy_request(config: EngineConfig) -> Request:
 
 def continues_steps(config: EngineConfig) -> bool:
     """Return whether a step may be planned behind drafts that are not verified: what it reads is
-    left on the device by the graphs of a head's passes, and no recurrent state goes back."""
+    left on the device by the graphs of a drafter's passes, and no recurrent state goes back."""
     alone = config.parallel.stages == config.parallel.data == 1
-    on_device = config.speculation.method in HEAD_METHODS and config.device.kind == "cuda"
+    on_device = config.speculation.method in CHAIN_METHODS and config.device.kind == "cuda"
     return on_device and alone and not config.cache.states
 
 

@@ -116,10 +116,9 @@ class DraftChain:
         self._sizes = sorted({1, *draft_sizes(max_rows)})
         stride = align_words(max_rows)
         wide = align_words(self._max_tokens)
-        self._staging = StagingBuffer(2 * wide + ROW_FIELDS * stride, depth, device)
+        self._staging = StagingBuffer(wide + ROW_FIELDS * stride, depth, device)
         sent = self._staging.on_device
-        self._expected, self._tokens = sent[:wide], sent[wide : 2 * wide]
-        self._rows = sent[2 * wide :].view(ROW_FIELDS, stride)
+        self._expected, self._rows = sent[:wide], sent[wide:].view(ROW_FIELDS, stride)
         self._every = torch.arange(self._max_tokens + 1, dtype=torch.int32, device=device)
         self._pass = torch.zeros(1, dtype=torch.int32, device=device)
         # ends, places, tokens, positions, contexts, table rows
@@ -145,7 +144,7 @@ class DraftChain:
         room = np.minimum(inputs.blocks[first] * self._slots.block_size, self._head.max_len)
         counts = np.diff(first, append=len(plan_rows))
         rows = np.stack((first, counts, room, batch.slots[first]))
-        self._upload(_expected_tokens(batch), batch.token_ids, rows)
+        self._upload(_expected_tokens(batch), rows)
         self._run(ChainGraph("first", size))
         most = inputs.most[first]
         count = int(most.max())
@@ -163,14 +162,13 @@ class DraftChain:
     def upload_empty(self) -> None:
         """Upload a step without rows."""
         none = np.zeros((ROW_FIELDS, 0), dtype=np.int32)
-        self._upload(none[0], none[0], none)
+        self._upload(none[0], none)
 
-    def _upload(self, expected: Ints, tokens: Ints, rows: Ints) -> None:
-        """expected, tokens: [T], the first as of _expected_tokens(). rows: [ROW_FIELDS, m]."""
+    def _upload(self, expected: Ints, rows: Ints) -> None:
+        """expected: [T] of _expected_tokens(). rows: [ROW_FIELDS, m]."""
         words, count = len(self._staging.on_device), rows.shape[1]
         buffer = self._staging.acquire(words)
         buffer[: len(expected)] = expected
-        buffer[len(self._expected) :][: len(tokens)] = tokens
         table = buffer[-self._rows.numel() :].reshape(self._rows.shape)
         table[:, :count] = rows
         table[:, count:] = 0
@@ -200,7 +198,7 @@ class DraftChain:
         assert self.states is not None, "the model's pass has run"
         views, (tables, last_token, block_size) = self._views(size), self._slots
         positions = (views.contexts - 1).clamp(min=0)
-        given = self._tokens[:size]
+        given = views.token_ids
         if not self._head.is_whole:
             given = self._chosen[:size].clamp(min=0)  # behind a rejected draft there may be none
         ids, kv_slots = empty_step_buffers(tables, size)

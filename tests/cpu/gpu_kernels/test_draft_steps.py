@@ -204,6 +204,22 @@ def test_steps_continue_behind_drafts_that_are_not_verified(
     assert shorter or not on_device, "a sequence has ended before"
 
 
+@pytest.mark.slow("kernels in the interpreter")
+def test_a_draft_model_reads_the_tokens_of_steps_that_continue(acted, tmp_path, monkeypatch):  # noqa: F811
+    """It is the model itself, so all its drafts are right if it has read what the model has."""
+    monkeypatch.setattr(scheduler_setup, "continues_steps", lambda config: True)
+    target, _ = heads.agreeing_pair(tmp_path)
+    work = [tiny.request("a", range(20), 40), tiny.request("b", range(30, 50), 25)]
+    want, _ = tiny.run(heads.plain_engine(target), work)
+    given = dict(method="draft_model", folder=target, drafts=3, seqs=8, depth=2)
+    engine = engine_of(target, make=heads.engine_with, **given)
+    plans = heads.watch_plans(engine)
+    assert tiny.run(engine, work)[0] == want
+    assert sum(bool(plan.continues) for plan in plans) > 5
+    counts = engine._scheduler.draft_counts
+    assert sum(counts.accepted) > 0.8 * counts.tokens  # others are behind the last token
+
+
 def test_a_start_with_few_layers_drafts_behind_prompts_and_decode_steps(acted, folders):  # noqa: F811
     """Some of the layers whose states the head reads are not there while a start is traced."""
     make = functools.partial(engine_of, make=heads.engine_with, captured=False)

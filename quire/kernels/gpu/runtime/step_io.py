@@ -125,7 +125,10 @@ def _load_decode_inputs_kernel(
         tl.store(words_ptr + 5 * stride + r, output, mask=live)
         real = slot >= 0
         last = tl.load(last_ptr + slot, mask=real & (token < 0), other=0)
-        tl.store(id_ptr + r, tl.where(token < 0, last, token), mask=live)
+        token = tl.where(token < 0, last, token)
+        tl.store(id_ptr + r, token, mask=live)
+        if AHEAD:
+            tl.store(words_ptr + r, token, mask=live)
         place = tl.maximum(context - 1, 0)
         store_kv_slots(
             kv_ptr, tables_ptr, r, slot, place, real, live, rows, group_stride, width, GROUPS,
@@ -247,7 +250,8 @@ def load_decode_inputs(
 
     inbox: [boxes * 6 * stride] int32, pinned; of a box: token ids (-1: the slot's last), rotary
     positions, contexts, rows, row slots (negative: padding), outputs. words: [6, stride] int32 on
-    the device, of which the first is not written. ids: [S] int32. kv_slots: [G, S] int64.
+    the device; the first are the ids, written if there is `ahead`. ids: [S] int32. kv_slots: [G, S]
+    int64.
     ahead: [2 + D, m] int32, of rows of the step before: accepted drafts, last token, and drafts
     behind it. The id -2 - (j * AHEAD_ROWS + i) is token j of row i, of which 0 is the last one;
     what is in the box for it is of the place without accepted drafts.
