@@ -76,6 +76,14 @@ class _Applied(NamedTuple):
     continues: bool = False
 
 
+class RecordedDrafts(NamedTuple):
+    """Drafts of a step that is planned again."""
+
+    of_rows: Mapping[tuple[str, int], int]  # by request and index; others have none
+    proposals: int = 0  # as StepPlan has them
+    continues: bool = False
+
+
 class DraftTally:
     """Counts of verified drafts that only grow, for DraftCounts."""
 
@@ -120,9 +128,8 @@ class Drafting:
     """Helper of the scheduler. It writes `drafts` and `plain_len` of sequences.
 
     step, rows: of the step that is planned. begun: the last step in which a sequence was looked at.
-    plain_step: the last step that has no drafts, and follows such a step, to be measured. recorded,
-    recorded_continues: in a replay, the numbers of drafts by request and index, and whether the
-    step continues another.
+    plain_step: the last step that has no drafts, and follows such a step, to be measured. recorded:
+    in a replay, of the step that is planned.
     """
 
     def __init__(
@@ -160,8 +167,7 @@ class Drafting:
         self.step = self.rows = 0
         self._max_plain_len = ALL  # sequences are looked at if their plain_len is no larger
         self._room = NO_BOUND  # drafts that the step may have
-        self.recorded: Mapping[tuple[str, int], int] | None = None
-        self.recorded_continues = False
+        self.recorded: RecordedDrafts | None = None
         self.prompts_wait = False  # the last step had prompt tokens
         self.begun = self.plain_step = -1
         self.has_model = model
@@ -256,7 +262,7 @@ class Drafting:
             seq.plain_len = seq.max_len
             return 0
         if self.recorded is not None:
-            seq.drafts = (0,) * self.recorded.get((seq.request.id, seq.index), 0)
+            seq.drafts = (0,) * self.recorded.of_rows.get((seq.request.id, seq.index), 0)
             return len(seq.drafts)
         if self.begun != self.step:
             self._begin_step()
@@ -291,7 +297,7 @@ class Drafting:
     def may_continue(self, plan: StepPlan) -> bool:
         """Whether a step may be planned behind this one, whose drafts are not verified yet."""
         if self.recorded is not None:
-            return self.recorded_continues
+            return self.recorded.continues
         if not self._continues or not plan.proposals:
             return False
         return len(plan.rows) * (1 + plan.proposals) <= self._step_tokens
@@ -303,7 +309,7 @@ class Drafting:
         if state is None:
             return 0
         if self.recorded is not None:
-            return self.recorded.get((seq.request.id, seq.index), 0)
+            return self.recorded.of_rows.get((seq.request.id, seq.index), 0)
         if self.begun != self.step:
             self._begin_step()
         most = min(proposals, self._most_drafts(len(seq.tokens) + ahead, seq))
@@ -320,6 +326,8 @@ class Drafting:
         """
         proposes = self.has_model and self._states and rows < self._step_rows
         proposals = self._next_proposals() if proposes else 0
+        if self.recorded is not None:
+            proposals = self.recorded.proposals
         if self._chances is not None:
             self._costs.set_chances(self.rows, self._chances, self._room)
             self._chances = None

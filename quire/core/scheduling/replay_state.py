@@ -5,10 +5,8 @@ Used only by replays. It moves sequences through the same methods as the schedul
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from quire.core.kv.kv_cache import KVCache
-from quire.core.scheduling.drafting import Drafting
+from quire.core.scheduling.drafting import Drafting, RecordedDrafts
 from quire.core.scheduling.sequence_registry import SequenceRegistry
 
 
@@ -20,10 +18,9 @@ class ReplayState:
         self._registry = registry
         self._drafting = drafting
 
-    def set_drafts(self, drafts: Mapping[tuple[str, int], int], *, continues: bool = False) -> None:
-        """Set the numbers of drafts in the next plan, by request and index; others have none.
-        continues: the step before, which is in flight."""
-        self._drafting.recorded, self._drafting.recorded_continues = drafts, continues
+    def set_drafts(self, drafts: RecordedDrafts) -> None:
+        """Set the drafts of the next plan."""
+        self._drafting.recorded = drafts
 
     def length(self, request_id: str, index: int) -> int:
         """Number of tokens of a sequence."""

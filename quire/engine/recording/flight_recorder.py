@@ -16,7 +16,7 @@ is its kind:
                 keys), starts, sequences, counts, samples (the last three only if they differ: from
                 the plan before, from all 1, from all true), slots that were left, requests
                 preempted, blocks moved (to the host, from it, copied), drafts (None: of no row),
-                whether it continues the step before
+                drafts that a model proposes behind it, whether it continues the step before
     "l" result  step, at, prompt tokens, seconds, sequences that ended, tokens of rows with drafts
                 (sequence, tokens)
     "f" failed  step, at                    "m" request failed  at, request, error
@@ -294,6 +294,7 @@ class FlightRecorder(StepObserver):
             [self._numbers.get(one, 0) for one in plan.preempted],
             (len(plan.swap_out), len(plan.swap_in), len(plan.copies)),
             drafts if plan.num_drafts else None,
+            plan.proposals,
             bool(plan.continues),
         )
         numbers = None if same else [self._sequences[seq] for seq in sequences]

@@ -19,6 +19,7 @@ from quire.config.engine_config import EngineConfig
 from quire.core.constraint import Constraint
 from quire.core.params import SamplingParams
 from quire.core.scheduling.continued_steps import placed_rows
+from quire.core.scheduling.drafting import RecordedDrafts
 from quire.core.scheduling.grammar_wait import CompileOutcome, GrammarProvider
 from quire.core.scheduling.limits.adapters import AdapterProvider, LoadOutcome
 from quire.core.scheduling.scheduler import Scheduler
@@ -50,8 +51,7 @@ class RecordedStep(NamedTuple):
     joins: tuple[tuple[int, int, int], ...]
     preempted: tuple[int, ...]
     blocks_moved: tuple[int, int, int]  # to the host, from it, copied
-    drafts: dict[tuple[str, int], int]  # request, index -> of its row
-    continues: bool
+    drafts: RecordedDrafts
 
 
 class ReplayDifference(NamedTuple):
@@ -246,7 +246,7 @@ class RecordingReplay:
         )
         self._grammars = RecordedGrammars()
         self._scheduler = build_scheduler(config, self._grammars, RecordedAdapters())
-        self._scheduler.replay_state().set_drafts({})
+        self._scheduler.replay_state().set_drafts(RecordedDrafts({}))
         self._in_flight: deque[tuple[StepPlan, RecordedStep]] = deque()
         self._last_rows: tuple[int, ...] = ()
         self._starts_empty = True  # the recording begins without requests
@@ -400,10 +400,10 @@ class RecordingReplay:
             )
         )
         joined = tuple((request, index, computed) for _, request, index, computed, _ in joins)
-        drafts = (record[12] if len(record) > 12 else None) or ()
-        of_rows = {(str(row[0]), row[1]): count for row, count in zip(rows, drafts) if count}
-        continues = len(record) > 13 and bool(record[13])
-        return RecordedStep(step, rows, joined, tuple(preempted), tuple(moved), of_rows, continues)
+        drafts, *more = record[12:] or (None,)
+        of_rows = {(str(row[0]), row[1]): n for row, n in zip(rows, drafts or ()) if n}
+        recorded = RecordedDrafts(of_rows, *more)
+        return RecordedStep(step, rows, joined, tuple(preempted), tuple(moved), recorded)
 
     def _plan_step(self, step: RecordedStep) -> None:
         state = self._scheduler.replay_state()
@@ -416,7 +416,7 @@ class RecordingReplay:
                 state.restore_prefix(str(number), index, computed)
                 self._knows_tiers = False
         self.steps = step.step
-        state.set_drafts(step.drafts, continues=step.continues)
+        state.set_drafts(step.drafts)
         plan = self._scheduler.plan()
         self._compare(plan, step)
         self._in_flight.append((plan, step))

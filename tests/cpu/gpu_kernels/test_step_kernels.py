@@ -102,6 +102,7 @@ def test_a_decode_step_continues_rows_of_the_step_before(rows):
     step_io.load_decode_inputs(state, box, words, last, tables, ids, kv, 1, block, ahead)
     assert torch.equal(ids, found)
     assert torch.equal(kv, want_kv)
+    assert torch.equal(words[0, :rows], found)
     assert torch.equal(words[1:, :rows], want[1:, :rows])
 
 

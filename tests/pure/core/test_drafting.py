@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from itertools import count
-from types import SimpleNamespace
 
 import pytest
 
@@ -19,6 +18,7 @@ from quire.core.types import DraftCounts, StepPlan, StepResult, StopConditions
 from quire.engine.core.engine_core import EngineCore
 from quire.executors.fake import Executor
 from tests.pure.core.builders import request, sequence
+from tests.pure.core.proposing_executor import ProposingExecutor
 from tests.pure.core.workload import Setup
 
 
@@ -67,8 +67,8 @@ class Simulation:
         propose = proposer(acceptance)
         setup.proposer = propose if drafts else None
         self.scheduler, _, _ = setup.build()
-        self.executor, self.propose = Executor(next_token), propose if model else None
-        self.cost, self.host, self.proposed = cost, host, {}
+        self.executor = ProposingExecutor(next_token, propose) if model else Executor(next_token)
+        self.cost, self.host = cost, host
         self.seconds, self.generated, self.drafts, self.flying = 0.0, 0, [], []
         for i in range(rows):
             one = request(f"r{i}", (i + 5, 1, 2), stop=StopConditions(tokens))
@@ -76,23 +76,7 @@ class Simulation:
 
     def result(self, plan):
         """Return the result of a step, with proposals of a model if it has one."""
-        run = replace(plan, rows=tuple(map(self.ahead, plan.rows))) if plan.continues else plan
-        result = self.executor.submit(run).wait()
-        if self.propose is None or not plan.proposals:
-            return result
-        proposed = {}
-        for i, row in enumerate(plan.rows):
-            if result.token_ids[i]:
-                tokens = self.executor._tokens[row.seq.slot]
-                proposed[i] = tuple(self.propose(row.seq, tokens)[: plan.proposals])
-                self.proposed[row.seq.slot] = proposed[i]
-        return replace(result, drafts=proposed)
-
-    def ahead(self, row):
-        """Return a row as the worker runs it, which has its start and its drafts."""
-        slot = row.seq.slot
-        seq = SimpleNamespace(slot=slot, drafts=self.proposed[slot])
-        return row._replace(seq=seq, start=len(self.executor._tokens[slot]) - 1)
+        return self.executor.submit(plan).wait()
 
     def run(self):
         """Return tokens per second."""

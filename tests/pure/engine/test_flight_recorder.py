@@ -34,6 +34,7 @@ from quire.errors import ConfigError
 from quire.executors.fake import Executor
 from tests import tiers
 from tests.pure.core.builders import FakeGrammars, fake_constraint
+from tests.pure.core.proposing_executor import ProposingExecutor
 from tests.pure.core.workload import Setup, with_media, with_pooling
 
 EOS = 5
@@ -99,7 +100,10 @@ class Flight:
         self.setup, self.folder = setup, tmp_path
         self.fd = os.memfd_create("ring")
         scheduler, _, _ = setup.build()
-        self.engine = EngineCore(scheduler, Executor(self.next_token), steps_in_flight=setup.depth)
+        executor = Executor(self.next_token)
+        if setup.model_proposes:
+            executor = ProposingExecutor(self.next_token, setup.proposer)
+        self.engine = EngineCore(scheduler, executor, steps_in_flight=setup.depth)
         self.recorder = FlightRecorder(
             RecordRing(self.fd, size), lambda: self.engine.available_blocks, **how
         )
@@ -202,6 +206,14 @@ SETUPS = {
     "grammars": {"blocks": 90, "depth": 2},
     "drafts": {"blocks": 70, "budget": 40, "max_rows": 9, "slots": 9, "drafts": 3, **DRAFTS},
     "drafts, two in flight": {"blocks": 70, "drafts": 3, "depth": 2, **DRAFTS},
+    "drafts of a model": {"blocks": 300, "drafts": 3, "depth": 2, **DRAFTS, "model_proposes": True},
+    "drafts of a model, tight": {
+        "blocks": 80,
+        "drafts": 3,
+        "depth": 2,
+        **DRAFTS,
+        "model_proposes": True,
+    },
     "adapters": {"blocks": 60, "budget": 40, "max_rows": 9, "slots": 9, "adapters": 2, "depth": 2},
     "paced": {"pace": 1e-5, "budget": 400, "depth": 2},
     "shared prompts": {"blocks": 90, "budget": 60, "least_shared": 8, "depth": 2},
