@@ -34,8 +34,8 @@ CHANNELS = (1, 3, 4)
 UNKNOWN_RATE = 0
 """Sampling rate of samples that are in the rate of the model."""
 _READING = tuple(Lock() for _ in range(64))
-"""Held while an image is read, by its address: PIL loads its file at the first use, and an image may
-be in several prompts, which threads read."""
+"""Held while an image is read, by its address: PIL loads its file at the first use, and an image
+may be in several prompts, which threads read."""
 _ALIASES = {"images": "image", "videos": "video", "audios": "audio"}
 
 
