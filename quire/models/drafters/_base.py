@@ -66,6 +66,11 @@ class DraftHead(nn.Module):
                 "another model"
             )
 
+    @property
+    def module(self) -> nn.Module:
+        """What has its weights: those of the target are not its own."""
+        return self
+
     def attach(self, target: nn.Module) -> None:
         """Take the target's embedding and output head, where the head has none of its own."""
         self.__dict__["attached"] = target

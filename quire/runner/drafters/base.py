@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from quire.attention.base import AttentionMetadata, Backend
 from quire.models.base import StepInputs
@@ -34,6 +34,11 @@ class ChainModel(Protocol):
 
     @property
     def taps(self) -> tuple[int, ...]: ...
+
+    @property
+    def module(self) -> nn.Module:
+        """What has its weights."""
+        ...
 
     def begin(self, hidden: Tensor, taps: Mapping[int, Tensor], at: Tensor) -> Tensor: ...
 

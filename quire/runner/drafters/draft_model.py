@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from quire.attention.base import Backend
 from quire.kernels.argmax import argmax
@@ -25,6 +25,11 @@ class _WholeModel:
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
+
+    @property
+    def module(self) -> nn.Module:
+        assert isinstance(self._model, nn.Module)
+        return self._model
 
     def begin(self, hidden: Tensor, taps: Mapping[int, Tensor], at: Tensor) -> Tensor:
         return hidden[:0]

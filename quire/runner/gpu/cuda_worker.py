@@ -197,9 +197,10 @@ class CudaWorker:
         """Load the library's kernels for the sizes of steps, before steps need them; and those of
         our own that no dummy step runs: masks of constrained rows."""
         with self.execution_context():
-            tokens = {shape.tokens for shape in self._shapes}
+            tokens = sorted({shape.tokens for shape in self._shapes})
             sizes = sorted({*self._sizes, *self._draft_sizes})
-            dtype = warm_up_gemms(self._model, sizes, sorted(tokens), self._max_tokens)
+            models = self._model, *(() if self.proposals is None else self.proposals.models)
+            dtype, *_ = [warm_up_gemms(one, sizes, tokens, self._max_tokens) for one in models]
             if self._samples:
                 self._sampler.warm_up(dtype)
 
@@ -282,8 +283,7 @@ class CudaWorker:
             alone = batch.decode_only and not self._experts.are_shared
             decodes = alone if padded is None else not padded.has_prompts
             if decodes and fits:
-                size = 0 if padded is None else padded.tokens
-                step = self._decode(batch, variant, size, before)
+                step = self._decode(batch, variant, padded.tokens if padded else 0, before)
                 for part in others:
                     part.after_forward(self._model)
                 return step

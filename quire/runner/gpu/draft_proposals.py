@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from quire.attention.base import AttentionMetadata
 from quire.kernels.framework import lazy_fusion
@@ -90,6 +90,12 @@ class DraftProposals:
     def is_chain(self) -> bool:
         """Whether a head's passes behind decode steps are graphs."""
         return self._chain is not None
+
+    @property
+    def models(self) -> list[nn.Module]:
+        """What makes drafts pass by pass, if anything does."""
+        head = self._drafter.graphed_head
+        return [] if head is None else [head.model.module]
 
     @property
     def ahead(self) -> Tensor | None:

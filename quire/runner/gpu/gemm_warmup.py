@@ -21,7 +21,7 @@ FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def warm_up_gemms(
-    model: LanguageModel, rows: Sequence[int], tokens: Sequence[int], max_tokens: int
+    model: LanguageModel | nn.Module, rows: Sequence[int], tokens: Sequence[int], max_tokens: int
 ) -> torch.dtype:
     """Multiply by one weight of each shape and kind, for each likely number of rows of a step.
 

@@ -220,6 +220,26 @@ def test_a_draft_model_reads_the_tokens_of_steps_that_continue(acted, tmp_path, 
     assert sum(counts.accepted) > 0.8 * counts.tokens  # others are behind the last token
 
 
+@pytest.mark.parametrize("method", ["draft_model", "eagle3"])
+def test_products_of_a_drafter_are_warmed_up(acted, folders, monkeypatch, method):  # noqa: F811
+    """The library loads a kernel at its first use, and waits for an idle device then."""
+    make = functools.partial(engine_of, make=heads.engine_with, captured=False)
+    engine = make(folders["target"], method=method, folder=folders[method], drafts=3, seqs=4)
+    worker, rows = engine.executor.runner.worker, {}
+    drafter = worker.proposals._drafter.graphed_head.model.module
+    linears = [one for one in drafter.modules() if getattr(one, "role", None) == "linear"]
+    for kind in {type(one.weight) for one in linears}:
+
+        def note(weight, x, bias, product=kind.product):
+            rows.setdefault(id(weight), set()).add(len(x))
+            return product(weight, x, bias)
+
+        monkeypatch.setattr(kind, "product", note)
+    worker._sampler.warm_up = lambda dtype: None
+    engine.executor.call("warm_up_kernels")
+    assert max(len(rows.get(id(one.weight), ())) for one in linears) > 5
+
+
 def test_a_start_with_few_layers_drafts_behind_prompts_and_decode_steps(acted, folders):  # noqa: F811
     """Some of the layers whose states the head reads are not there while a start is traced."""
     make = functools.partial(engine_of, make=heads.engine_with, captured=False)
