@@ -269,9 +269,9 @@ def test_all_ranks_run_a_decode_step_at_one_size(acted, monkeypatch):  # noqa: F
     for rank, runner in enumerate(engine.executor.runners):
         decode_step = runner.worker._decode
 
-        def watched(inputs, variant, padded, rank=rank, decode_step=decode_step):
+        def watched(inputs, variant, padded, before, rank=rank, decode_step=decode_step):
             steps.append((rank, len(inputs.rows), padded))
-            return decode_step(inputs, variant, padded)
+            return decode_step(inputs, variant, padded, before)
 
         monkeypatch.setattr(runner.worker, "_decode", watched)
     turns = engine.executor._turns

@@ -119,8 +119,7 @@ def test_a_step_of_rows_that_decode_with_drafts_is_built_as_any_other():
         if not any(row.drafts for row in planned):
             continue
         want = step_batch._build_mixed_batch(tuple(planned))
-        seqs, starts, _, _, drafts = zip(*planned)
-        got = step_batch._build_draft_batch(seqs, starts, drafts)
+        got = step_batch.build_step_batch(StepPlan(1, tuple(planned)))
         for name in want.__slots__:
             one, other = getattr(got, name), getattr(want, name)
             if isinstance(other, np.ndarray):
