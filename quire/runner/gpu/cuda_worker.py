@@ -162,7 +162,7 @@ class CudaWorker:
         self._stage = StageStates(link, longest_graph)
         self._graphs = CudaGraphCache[GraphKey](weak_method(self._launch), device)
         state = SlotState(self._tables, self.last_tokens, self._block_size)
-        sizes = ChainSizes(self._max_rows, min(rows, drafts), max_drafts, depth)
+        sizes = ChainSizes(self._max_rows, min(rows, drafts), max_drafts, depth, longest_graph)
         buffers = ChainBuffers(self._results.ids, self._pinned_io.views, self._graphs)
         self.proposals = build_proposals(drafter, state, buffers, sizes)
         self._pinned_io.ahead = None if self.proposals is None else self.proposals.ahead
@@ -376,17 +376,9 @@ class CudaWorker:
         mail, views = self._pinned_io, self._pinned_io.views(graph.size)
         ids, kv_slots = empty_step_buffers(self._tables, graph.size)
         kernels.load_decode_inputs(
-            mail.state,
-            mail.inbox,
-            mail.device_inputs,
-            self.last_tokens,
-            self._tables,
-            ids,
-            kv_slots,
-            mail.depth,
-            self._block_size,
-            mail.ahead,
-        )
+            mail.state, mail.inbox, mail.device_inputs, self.last_tokens, self._tables, ids,
+            kv_slots, mail.depth, self._block_size, mail.ahead,
+        )  # fmt: skip
         longest = self._width * self._block_size
         bounds = StepBounds(graph.size, 1, longest, 0, graph.drafts, graph.drafts)
         with self._experts.equal_rows(views.row_slots):
@@ -415,12 +407,11 @@ class CudaWorker:
         """parts: those without the variant. shape: of all data-parallel ranks, if there is one."""
         how = self._begin_sampling(inputs)
         sampled = padded_sample_rows(len(inputs.sampled_slots), self._max_rows)
-        needs_more = not keep_graphs(parts, all_hidden=not self._samples)
-        eager = self._eager or needs_more or variant not in self._variants
+        graphs = keep_graphs(parts, all_hidden=not self._samples) and variant in self._variants
         has_place = variant.rotary_axes > 1 or not inputs.has_axes
         if not self._experts.are_shared:
             shape = select_graph_shape(inputs, self._shapes)
-        if not has_place or eager or inputs.draft_inputs is not None:
+        if self._eager or not graphs or not has_place:
             shape = None
         pending_parts: list[PendingPart] = []
         if shape is not None:
@@ -448,20 +439,24 @@ class CudaWorker:
             forward = ForwardOutput(self._model, hidden, self._logprobs_mode, self._pooler, variant)
             pending_parts = [part.apply(forward) for part in parts]
         if not inputs.sampled_rows:
-            return self._propose(self._build_pending_step(inputs, pending_parts), hidden)
+            step = self._build_pending_step(inputs, pending_parts)
+            return self._propose(step, hidden, shape=shape)
         chosen = hidden[:sampled] if shape else hidden.index_select(0, views.sampled)
         row_slots, outputs = views.row_slots[:sampled], views.outputs[:sampled]
         step = self._sample(chosen, row_slots, outputs, inputs, how, pending_parts, variant)
-        return self._propose(step, hidden)
+        return self._propose(step, hidden, shape=shape)
 
     def _mixed_forward(self, shape: GraphShape, variant: StepVariant) -> Tensor:
         """Launch the forward pass of a step of this shape, up to what _store_hidden() keeps."""
         stored = self._stored_rows(shape)
         views = self._mixed_inputs.views(shape.tokens, shape.rows, stored, variant.rotary_axes)
         longest = self._width * self._block_size
-        bounds = StepBounds(shape.decodes, shape.tokens, longest, None, drafts=False)
+        taps = self.proposals is not None
+        bounds = StepBounds(shape.decodes, shape.tokens, longest, None, drafts=False, taps=taps)
         with self._experts.equal_rows(views.token_slots):
             hidden = self._gather_and_forward(views, bounds, (), variant)
+        if self.proposals is not None:
+            self.proposals.keep_padded_states(hidden)
         return hidden.index_select(0, views.sampled) if self._samples else hidden
 
     def _stored_rows(self, shape: GraphShape) -> int:
@@ -478,15 +473,9 @@ class CudaWorker:
         """Gather the inputs of an uploaded step, and run the model: [T, E]."""
         ids, kv_slots = empty_step_buffers(self._tables, len(views.token_ids))
         kernels.gather_inputs(
-            views.token_ids,
-            views.token_slots,
-            views.positions,
-            self.last_tokens,
-            self._tables,
-            ids,
-            kv_slots,
-            self._block_size,
-        )
+            views.token_ids, views.token_slots, views.positions, self.last_tokens, self._tables,
+            ids, kv_slots, self._block_size,
+        )  # fmt: skip
         hidden = self._forward(views, ids, kv_slots, bounds, parts, variant)
         lazy_fusion.flush()
         return hidden
@@ -577,10 +566,16 @@ class CudaWorker:
         fetched = sampled.copy_to_host()
         return self._build_pending_step(inputs, pending_parts, fetched, how.masks)
 
-    def _propose(self, step: PendingStep, hidden: Tensor | None, size: int = 0) -> PendingStep:
-        """Let a model draft behind a step. hidden: of all its tokens. size: of a decode step."""
+    def _propose(
+        self,
+        step: PendingStep,
+        hidden: Tensor | None,
+        size: int = 0,
+        shape: GraphShape | None = None,
+    ) -> PendingStep:
+        """Let a model draft behind a step. hidden, size, shape: of DraftProposals.propose()."""
         if self.proposals is not None and step.batch.draft_inputs is not None:
-            self.proposals.propose(step, hidden, size)
+            self.proposals.propose(step, hidden, size, shape)
         return step
 
     def _build_pending_step(

@@ -69,6 +69,7 @@ class ChainSizes(NamedTuple):
     rows: int
     drafts: int  # of a row
     depth: int  # more than steps that may be in flight
+    padded: int  # tokens of the largest graph of steps with prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ class DraftChain:
         self._head, self._slots = head, slots
         self._chosen, self._views = buffers.chosen, buffers.views
         self._run = drafter_graphs(buffers.graphs).run
-        self._max_tokens, max_rows, self._max_drafts, depth = sizes
+        self._max_tokens, max_rows, self._max_drafts, depth, _ = sizes
         self.states: TargetStates | None = None
         device, groups = slots.tables.device, slots.tables.shape[0]
         self._sizes = sorted({1, *draft_sizes(max_rows)})

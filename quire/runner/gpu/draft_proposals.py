@@ -29,10 +29,14 @@ from quire.runner.gpu.draft_chain import (
     DraftChain,
     SlotState,
 )
+from quire.runner.gpu.mixed_batch_graphs import GraphShape, without_padding
 from quire.runner.gpu.pending_step import PendingStep, continued_batch
 from quire.runner.gpu.staging_buffer import align_words
 from quire.runner.step_batch import StepBatch
 from quire.sampling.step_sampling import StepTokens
+
+LAST = -1
+"""In place of a layer: the states after the last norm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +59,18 @@ class DraftProposals:
     """
 
     def __init__(
-        self, drafter: ModelDrafter, slots: SlotState, max_rows: int, chain: DraftChain | None
+        self,
+        drafter: ModelDrafter,
+        slots: SlotState,
+        sizes: ChainSizes,
+        chain: DraftChain | None,
     ) -> None:
-        """max_rows: of steps whose states are kept for graphs."""
         self._drafter = drafter
         self._slots = slots
-        self._max_rows = max_rows
+        self._sizes = sizes
         self._chain = chain
         self._kept: dict[int, Tensor] = {}
+        self._padded: dict[int, Tensor] = {}
         self._any_states = False
         self.taps = HiddenTaps(drafter.taps)
         self._last: PendingStep | None = None  # that had drafts
@@ -121,16 +129,26 @@ class DraftProposals:
         lazy_fusion.flush()
         for layer, one in self._tapped(hidden).items():
             if layer not in self._kept:
-                shape = (self._max_rows, one.shape[1])
-                self._kept[layer] = torch.empty(shape, dtype=one.dtype, device=one.device)
+                self._kept[layer] = one.new_empty((self._sizes.tokens, one.shape[1]))
             self._kept[layer][: len(one)].copy_(one)
         if self._chain is not None:
             self._chain.states = TargetStates(hidden, self._kept)
 
-    def propose(self, step: PendingStep, hidden: Tensor | None, size: int) -> None:
+    def keep_padded_states(self, hidden: Tensor) -> None:
+        """Copy the states of a step with prompts, padded as its graph is, for propose()."""
+        lazy_fusion.flush()
+        for layer, one in (*self._tapped(hidden).items(), (LAST, hidden)):
+            if layer not in self._padded:
+                self._padded[layer] = one.new_empty((self._sizes.padded, one.shape[1]))
+            self._padded[layer][: len(one)].copy_(one)
+
+    def propose(
+        self, step: PendingStep, hidden: Tensor | None, size: int, shape: GraphShape | None = None
+    ) -> None:
         """Add the drafts behind the step's tokens to its result. Without a chain, wait for both.
 
         hidden: [T or more, E]. size: at which a decode step ran, whose taps were kept; 0: another.
+        shape: of a graph of a step with prompts, whose states were kept.
         """
         assert hidden is not None
         self._last = step
@@ -140,6 +158,9 @@ class DraftProposals:
             return
         tokens, batch = step.step_tokens(), step.batch
         states = TargetStates(hidden, self._kept if size else self._tapped(hidden))
+        if shape is not None:
+            of = {layer: without_padding(x, batch, shape) for layer, x in self._padded.items()}
+            states = TargetStates(of.pop(LAST), of)
         kept = batch.accepted(tokens.ids, tokens.ends)
         lazy_fusion.flush()  # the states are read by torch
         found = self._drafter.propose(batch, tokens.ids, kept, states, self._metadata)
@@ -211,4 +232,4 @@ def build_proposals(
     head, chain = drafter.graphed_head, None
     if head is not None and sizes.rows:
         chain = DraftChain(head, slots, buffers, sizes)
-    return DraftProposals(drafter, slots, sizes.tokens, chain)
+    return DraftProposals(drafter, slots, sizes, chain)

@@ -11,6 +11,7 @@ from quire.engine.startup.warmup import run_dummy_requests
 from quire.runner.gpu import draft_proposals
 from quire.runner.gpu.cuda_graphs import DecodeGraph, decode_graph_groups, draft_sizes
 from quire.runner.gpu.graph_groups import OwnedGraph
+from quire.runner.gpu.mixed_batch_graphs import GraphShape
 from tests.cpu import engine_of as tiny
 from tests.cpu.drafters import heads, test_eagle3
 from tests.cpu.gpu_kernels.test_cuda_worker import acted, engine_of, graphs_of, replayed  # noqa: F401
@@ -143,6 +144,9 @@ def test_a_model_drafts_what_it_does_on_the_cpu(acted, replayed, folders, method
     graphs = [there for key, there in replayed if isinstance(key, DecodeGraph) and key.drafts]
     assert graphs, "there were steps of drafts"
     assert all(graphs) != bool(settings.get("eager"))
+    shapes = [there for key, there in replayed if isinstance(key, GraphShape)]
+    assert all(shapes)
+    assert bool(shapes) != bool(settings.get("eager"))
     passes = [there for key, there in replayed if isinstance(key, OwnedGraph)]
     assert passes
     assert all(passes) != bool(settings.get("eager"))
