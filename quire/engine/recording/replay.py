@@ -86,6 +86,8 @@ class KnownBlocks:
                         self._add(sequence, (facts["number"], index), keys)
             elif record[0] == "a":
                 self.requests[record[2]["number"]] = record[2]
+                for sequence, index, keys in record[3:]:
+                    self._add(sequence, (record[2]["number"], index), keys)
             elif record[0] == "p":
                 for sequence, request, index, _, keys in record[4]:
                     self._add(sequence, (request, index), keys)

@@ -255,6 +255,24 @@ def test_a_recording_makes_the_same_plans_again(tmp_path, name, seed):
     assert found.steps > 20
 
 
+def test_few_prompts_with_a_short_common_beginning_start_at_once_again(tmp_path):
+    """Sequences with its tokens but other keys, which a replay cannot find, do not count."""
+    flight = Flight(setup_of("shared prompts"), tmp_path)
+    flight.fly(11)
+    assert flight.replayed().differences == []
+
+
+def test_prompts_that_wait_for_another_at_the_end_wait_again(tmp_path):
+    flight = Flight(setup_of("shared prompts"), tmp_path)
+    for i in range(3):
+        flight.engine.add(Request(f"{i}", (*range(6, 206), 300 + i), StopConditions(3)))
+    flight.step()
+    flight.engine.abort("1")
+    flight.step()
+    assert [seq.computed for seq in flight.engine._scheduler.sequences()] == [60, 0]
+    assert flight.replayed().differences == []
+
+
 @pytest.mark.parametrize("seed", range(tiers.amount(2, 20)))
 @pytest.mark.parametrize(
     "name", ["tight", "two in flight", "host tier", "no prefix cache", "drafts"]
