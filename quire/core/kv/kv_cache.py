@@ -198,7 +198,7 @@ class KVCache:
                 seq.tables[g].append(NO_BLOCK if block is None else block)
 
     def extend_keys(self, seq: Sequence) -> list[BlockKey]:
-        """Extend the keys of a sequence to all blocks that match_prefix() looks up; return those."""
+        """Extend the keys of a sequence to all that match_prefix() looks up, and return those."""
         if not self.prefix_caching or not seq.request.read_prefix_cache:
             return []
         return self.keys.first(seq, (len(seq.tokens) - 1) // self.block_size)

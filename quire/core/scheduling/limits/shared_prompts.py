@@ -112,8 +112,8 @@ class SharedPromptLimit(StepBudget):
         """Return how many sequences begin with the blocks of this one up to `block`, of those that
         waited when this was first asked in this step."""
         if block not in self._counts:
-            keys = [one.keys for one in self._waiting if one.request.read_prefix_cache]
-            self._counts[block] = Counter([some[block] for some in keys if block < len(some)])
+            keys = [one.keys[block] for one in self._waiting if block < len(one.keys)]
+            self._counts[block] = Counter(keys)
         return self._counts[block][seq.keys[block]] + 1  # it has left the queue itself
 
     def take(self, seq: Sequence, n: int) -> None:
