@@ -301,6 +301,8 @@ class KVCache:
         """
         if not self.prefix_caching or len(self.specs) > 1 or not seq.request.read_prefix_cache:
             return
+        if self.find_prefix(seq) == tokens:
+            return  # the order of use stays as it is
         keys, known = (
             self.keys.first(seq, len(seq.tokens) // self.block_size),
             tokens // self.block_size,

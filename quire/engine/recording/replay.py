@@ -78,6 +78,7 @@ class KnownBlocks:
         self.requests: dict[int, dict[str, Any]] = {}
         self.places_by_sequence: dict[int, tuple[int, int]] = {}  # sequence -> request, index
         self.keys: dict[tuple[int, int], list[int]] = {}
+        joined: set[tuple[int, int]] = set()
         for record in records:
             if record[0] == "b":
                 for facts in record[4] or ():
@@ -91,9 +92,10 @@ class KnownBlocks:
             elif record[0] == "p":
                 for sequence, request, index, _, keys in record[4]:
                     self._add(sequence, (request, index), keys)
+                    joined.add((request, index))
             elif record[0] == "k":
                 self._add(record[1], self.places_by_sequence[record[1]], record[2])
-        self._key_counts = Counter(key for keys in self.keys.values() for key in set(keys))
+        self._key_counts = Counter(key for place in joined for key in set(self.keys[place]))
 
     def _add(self, sequence: int, place: tuple[int, int], keys: tuple[int, list[int]]) -> None:
         since, more = keys
@@ -102,8 +104,8 @@ class KnownBlocks:
         self.keys[place] = max(known, known[:since] + more, key=len)
 
     def has_unknown_content(self, place: tuple[int, int], blocks: int) -> bool:
-        """Whether no other known sequence has one of its first blocks. A sequence that had not
-        ended computed it then: its last keys are not in the recording.
+        """Whether no other sequence that joined has one of its first blocks, as far as is known. One
+        that had not ended may have computed it: its last keys are not in the recording.
         """
         return any(self._key_counts[key] == 1 for key in self.keys.get(place, [])[:blocks])
 

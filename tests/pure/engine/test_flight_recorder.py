@@ -271,6 +271,21 @@ def test_prompts_that_wait_for_another_at_the_end_wait_again(tmp_path):
     assert flight.replayed().differences == []
 
 
+def test_blocks_of_a_sequence_that_had_not_ended_are_found_again(tmp_path):
+    """Their keys are known of one that found them, and of one that still waits."""
+    flight = Flight(Again(slots=2), tmp_path)
+    flight.engine.add(Request("first", (7, 8, 9), StopConditions(60)))
+    for _ in range(14):
+        flight.step()
+    (first,) = flight.engine._scheduler.sequences()
+    for i in range(2):
+        prompt = (*first.tokens[:12], 300 + i)
+        flight.engine.add(Request(f"{i}", prompt, StopConditions(3)))
+    flight.step()
+    assert [seq.cached for seq in flight.engine._scheduler.sequences()] == [0, 12, 0]
+    assert flight.replayed().differences == []
+
+
 @pytest.mark.parametrize("seed", range(tiers.amount(2, 20)))
 @pytest.mark.parametrize(
     "name", ["tight", "two in flight", "host tier", "no prefix cache", "drafts"]
