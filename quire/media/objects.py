@@ -8,6 +8,7 @@ Torch is not imported: a tensor is read by its own methods.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from threading import Lock
 from typing import Any, cast
 
 import numpy as np
@@ -32,6 +33,9 @@ DATA, UUIDS = "multi_modal_data", "multi_modal_uuids"
 CHANNELS = (1, 3, 4)
 UNKNOWN_RATE = 0
 """Sampling rate of samples that are in the rate of the model."""
+_READING = tuple(Lock() for _ in range(64))
+"""Held while an image is read, by its address: PIL loads its file at the first use, and an image
+may be in several prompts, which threads read."""
 _ALIASES = {"images": "image", "videos": "video", "audios": "audio"}
 
 
@@ -166,7 +170,8 @@ def to_array(given: Any, where: str) -> npt.NDArray[Any]:
 def _image(given: Any, where: str) -> DecodedImage:
     if isinstance(given, Image.Image):
         check_size(given.width, given.height, MediaLimits(), where)
-        return DecodedImage(image_pixels(given, where))
+        with _READING[id(given) // 64 % len(_READING)]:
+            return DecodedImage(image_pixels(given, where))
     if not hasattr(given, "shape"):
         kind = type(given).__name__
         raise invalid_part(where, f"must be an image of PIL, an array or a tensor, got a {kind}")

@@ -238,10 +238,23 @@ class MediaPipeline:
 
     def start(self, parts: Sequence[MediaSource], **options: Any) -> Future[list[ReadyItem]]:
         """Begin prepare() in the background; return its future."""
+        return self._submit(self.prepare(parts, **options))
+
+    def start_reading(
+        self, read: Callable[[], Sequence[MediaSource]], **options: Any
+    ) -> Future[list[ReadyItem]]:
+        """Begin prepare() of what read() returns, which a thread calls: it may decode images."""
+
+        async def read_and_prepare() -> list[ReadyItem]:
+            return await self.prepare(await asyncio.to_thread(read), **options)
+
+        return self._submit(read_and_prepare())
+
+    def _submit(self, work: Coroutine[Any, Any, list[ReadyItem]]) -> Future[list[ReadyItem]]:
         if self._loop is None:
             self._loop = LoopThread()
             weakref.finalize(self, self._loop.close)
-        return self._loop.submit(self.prepare(parts, **options))
+        return self._loop.submit(work)
 
     async def _process(
         self,

@@ -121,15 +121,21 @@ class MediaReader:
         self, parts: Sequence[MediaSource], salt: str | None = None, **options: Any
     ) -> Future[list[ReadyItem]]:
         """Begin to prepare the media of a prompt, in the background."""
-        root = (salt or "").encode("utf-8", "replace")
-        return self.pipeline.start(parts, max_tokens=self._max_model_len, root=root, **options)
+        return self.pipeline.start(parts, **self._scope(salt), **options)
 
     def start(self, given: PromptMedia, salt: str | None = None) -> Future[list[ReadyItem]]:
-        """Begin to prepare the media of a prompt's dict. Raises RequestError."""
-        data = self.pipeline.processor.read_data(given.data)
-        parts = read_media_data(data, given.uuids)
+        """Begin to read and to prepare the media of a prompt's dict, in the background."""
+
+        def read() -> list[MediaSource]:
+            return read_media_data(self.pipeline.processor.read_data(given.data), given.uuids)
+
         kwargs, io_kwargs = given.processor_kwargs, given.io_kwargs
-        return self.start_parts(parts, salt, kwargs=kwargs, io_kwargs=io_kwargs)
+        options = {**self._scope(salt), "kwargs": kwargs, "io_kwargs": io_kwargs}
+        return self.pipeline.start_reading(read, **options)
+
+    def _scope(self, salt: str | None) -> dict[str, Any]:
+        root = (salt or "").encode("utf-8", "replace")
+        return {"max_tokens": self._max_model_len, "root": root}
 
     def place(
         self,

@@ -9,9 +9,10 @@ are looked at in the same steps, so the others are steps of single tokens; at no
 is no room for drafts, and at those without accepted drafts if DraftTrials allows it. A sequence
 whose drafts do not pay has some again after LAST_WAIT tokens, as a probe.
 
-A row with drafts must be applied before its sequence has another one. If drafts bring enough, the
-next step is planned after that (`awaited`), and has all rows; if not, only rows that expect much
-have drafts, and take part in every second step.
+A row with drafts must be applied before its sequence has another one, unless the worker has what
+that one reads (quire.core.scheduling.continued_steps). If drafts bring enough, the next step is
+planned after that (`awaited`), and has all rows; if not, only rows that expect much have drafts,
+and take part in every second step.
 """
 
 from __future__ import annotations

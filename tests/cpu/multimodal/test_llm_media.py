@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import io
+import time
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from PIL import Image
 
 from quire import LLM, AsyncLLM, LoRARequest, SamplingParams
 from quire.errors import RequestError, Unsupported
+from quire.media import objects
 from tests.cpu import peft_alone
 from tests.cpu.multimodal import families
 from tests.cpu.multimodal.qwen_models import processor_of, saved
@@ -113,6 +115,38 @@ def test_other_forms_of_an_image_are_the_same_image(pair, llm):
          "multi_modal_data": {"image": [image]}},
     ):  # fmt: skip
         same(llm.generate(prompt, GREEDY, use_tqdm=False)[0], want)
+
+
+def test_images_are_read_by_threads_and_each_by_one(pair, llm, monkeypatch):
+    read, inside, most = objects.image_pixels, [], 0
+
+    def watched(image, where):
+        nonlocal most
+        assert id(image) not in inside, "two threads read one image"
+        inside.append(id(image))
+        most = max(most, len(inside))
+        time.sleep(0.01)
+        found = read(image, where)
+        inside.remove(id(image))
+        return found
+
+    monkeypatch.setattr(objects, "image_pixels", watched)
+    images = [photo(seed=i) for i in range(3)]
+    prompts = [
+        {"prompt": "<image> w9", "multi_modal_data": {"image": reopen(image)}} for image in images
+    ]
+    got = llm.generate(prompts * 4, GREEDY, use_tqdm=False)
+    wanted = [theirs(pair, "<image> w9", [image]) for image in images]
+    for one, other in zip(got, wanted * 4):
+        same(one, other)
+    assert most > 1
+
+
+def reopen(image):
+    """An image of PIL that has not read its file yet."""
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return Image.open(file)
 
 
 def test_embeddings_take_the_place_of_the_encoder(pair, llm):
