@@ -104,8 +104,8 @@ class KnownBlocks:
         self.keys[place] = max(known, known[:since] + more, key=len)
 
     def has_unknown_content(self, place: tuple[int, int], blocks: int) -> bool:
-        """Whether no other sequence that joined has one of its first blocks, as far as is known. One
-        that had not ended may have computed it: its last keys are not in the recording.
+        """Whether no other sequence that joined is known to have one of its first blocks. One that
+        had not ended computed it then: its last keys are not in the recording.
         """
         return any(self._key_counts[key] == 1 for key in self.keys.get(place, [])[:blocks])
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from quire.cli.replay import format_steps
 from quire.config.engine_config import (
     CacheSection,
     DeviceSection,
@@ -457,6 +458,18 @@ def test_the_last_steps_are_kept_and_the_first_forgotten(tmp_path):
     assert steps == list(range(steps[0], flight.recorder._step + 1))
     assert steps[0] > 1
     assert recording.header["submitted"] == steps[-1]
+
+
+def test_the_table_of_the_last_steps_counts_those_that_wait(tmp_path):
+    flight = Flight(Again(slots=2), tmp_path, size=6_000)
+    for i in range(30):
+        flight.engine.add(Request(f"{i}", (7, 8, 9), StopConditions(4)))
+    while not flight.engine.empty:
+        flight.step()
+    _, *lines = format_steps(flight.recording())
+    waiting = [int(line.split()[5]) for line in lines]
+    joined = [line.count(" joins") for line in lines]
+    assert waiting[0] - waiting[-1] == sum(joined[1:]) > 0
 
 
 def test_a_folder_keeps_the_latest_files(tmp_path):
