@@ -453,9 +453,9 @@ class RecordingReplay:
         if not self._is_oldest(number):  # it was planned before the recording began
             state = self._scheduler.replay_state()
             for place, count in kept.items():
-                at = state.length(str(place[0]), place[1])
-                tokens = self._tokens.between(place, at, at + max(count - 1, 0))
-                state.finish_drafts(str(place[0]), place[1], count, tokens)
+                if at := state.length(str(place[0]), place[1]):
+                    tokens = self._tokens.between(place, at, at + max(count - 1, 0))
+                    state.finish_drafts(str(place[0]), place[1], count, tokens)
             for request, index, *_ in ends:
                 self._scheduler.abort_sequence(str(request), index)
             return

@@ -300,6 +300,34 @@ def test_a_recording_that_begins_in_the_middle_is_of_use(tmp_path, name, seed):
     assert [one for one in found.differences if "raises" in one.what] == []
 
 
+def test_a_recording_may_begin_where_a_sequence_with_drafts_ends(tmp_path):
+    def next_three(seq, tokens):
+        found = list(tokens)
+        for _ in range(3):
+            found.append(next_token(found))
+        return found[-3:]
+
+    flight = Flight(Again(drafts=3, proposer=next_three), tmp_path)
+    flight.engine.add(Request("ends", (7, 8, 9), StopConditions(5)))
+    flight.engine.add(Request("goes on", (17, 8, 9), StopConditions(40)))
+    flight.step()
+    ring = flight.recorder._ring
+
+    def in_full_ring(tokens):  # results begin the other half
+        ring._length = ring.half_bytes
+        return next_token(tokens)
+
+    flight.engine._executor._next_token = in_full_ring
+    flight.step()
+    assert "ends" not in flight.recorder._active
+    flight.step()
+    flight.engine._executor._next_token = next_token
+    flight.step()
+    found = flight.replayed()
+    assert found.steps == 4
+    assert [one for one in found.differences if "raises" in one.what] == []
+
+
 # -- bugs -------------------------------------------------------------------------------------
 
 
