@@ -153,9 +153,8 @@ def _read_steps(records: list[list[Any]]) -> Iterator[_StepRow]:
         kind = record[0]
         if kind == "b" and record[4] and not steps:
             sequences = [one for facts in record[4] for one in facts["sequences"]]
-            seen |= {number for number, *_ in sequences}
-            running = {one[0] for one in sequences if one[4]}  # as FlightRecorder writes them
-            waiting = sum(len(facts["live"]) for facts in record[4]) - len(running)
+            seen = {one[0] for one in sequences if one[4]}  # they run
+            waiting = sum(len(facts["live"]) for facts in record[4]) - len(seen)
         elif kind == "a":
             facts = record[2]
             waiting += facts.get("n", 1)

@@ -197,12 +197,16 @@ class KVCache:
                 block = self.pool.acquire_cached(key + self._group_suffixes[g])
                 seq.tables[g].append(NO_BLOCK if block is None else block)
 
+    def extend_keys(self, seq: Sequence) -> list[BlockKey]:
+        """Extend the keys of a sequence to all that match_prefix() looks up, and return those."""
+        if not self.prefix_caching or not seq.request.read_prefix_cache:
+            return []
+        return self.keys.first(seq, (len(seq.tokens) - 1) // self.block_size)
+
     def find_prefix(self, seq: Sequence) -> int:
         """Number of leading tokens that match_prefix() would find now for a sequence without
         blocks."""
-        if not self.prefix_caching or not seq.request.read_prefix_cache:
-            return 0
-        keys = self.keys.first(seq, (len(seq.tokens) - 1) // self.block_size)
+        keys = self.extend_keys(seq)
         if self.states is not None:
             return self._find_state(seq, keys) * self.block_size
         hit = self._longest_hit(keys, self._is_available)
@@ -297,6 +301,8 @@ class KVCache:
         """
         if not self.prefix_caching or len(self.specs) > 1 or not seq.request.read_prefix_cache:
             return
+        if self.find_prefix(seq) == tokens:
+            return  # the order of use stays as it is
         keys, known = (
             self.keys.first(seq, len(seq.tokens) // self.block_size),
             tokens // self.block_size,

@@ -23,8 +23,9 @@ class ReplayState:
         self._drafting.recorded = drafts
 
     def length(self, request_id: str, index: int) -> int:
-        """Number of tokens of a sequence."""
-        return len(self._registry.groups[request_id].sequences[index].tokens)
+        """Number of tokens of a sequence; 0 if its request has ended."""
+        group = self._registry.groups.get(request_id)
+        return 0 if group is None else len(group.sequences[index].tokens)
 
     def finish_drafts(self, request_id: str, index: int, kept: int, more: list[int]) -> None:
         """Apply a row with drafts that was in flight when the recording began, as if it had yielded

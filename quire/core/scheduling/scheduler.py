@@ -23,11 +23,7 @@ from quire.core.scheduler_stats import SchedulerStats as SchedulerStats
 from quire.core.scheduling.block_allocation import BlockAllocator, allocate_for_proposals
 from quire.core.scheduling.continued_steps import ContinuedSteps, placed_rows
 from quire.core.scheduling.drafting import Drafting
-from quire.core.scheduling.dummy_step import (
-    DUMMY_REQUEST,
-    build_dummy_step,
-    release_dummy_step,
-)
+from quire.core.scheduling.dummy_step import DUMMY_REQUEST, build_dummy_step, release_dummy_step
 from quire.core.scheduling.inflight_steps import InflightStep, InflightSteps
 from quire.core.scheduling.limits.base import Admission, StepBudget, StepListener
 from quire.core.scheduling.order.base import WaitingQueue
@@ -137,8 +133,11 @@ class Scheduler:
         """Set callback(), which any thread calls whenever has_ready may have become true."""
         self._resources.set_ready_callback(callback)
 
-    def add(self, request: Request) -> None:
-        """Queue a request. Raises TooLong if it could not finish even with the cache to itself."""
+    def add(self, request: Request) -> Sequence:
+        """Queue a request. Returns its first sequence.
+
+        Raises TooLong if it could not finish even with the cache to itself.
+        """
         request = check_request(request, self._registry.groups)
         check_length(request, self._kvs[0], self._max_len)
         for admission in self.admissions:
@@ -157,6 +156,7 @@ class Scheduler:
             for one in added:
                 one.remove_request(request)
             raise
+        return group.leader
 
     @property
     def serialize_steps(self) -> bool:

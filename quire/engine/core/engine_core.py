@@ -117,14 +117,14 @@ class EngineCore:
 
     def add(self, request: Request) -> None:
         """Accept a request. Raises RequestError (TooLong ...), and changes nothing then."""
-        self._scheduler.add(request)
+        seq = self._scheduler.add(request)
         kept = self._scheduler.is_waiting_for_resources(request.id)
         try:
             self._time_accounting.add_request(request, kept=kept)
         except Exception:
             self._scheduler.abort(request.id)
             raise
-        self._observer.on_request_added(request, kept=kept)
+        self._observer.on_request_added(request, seq, kept=kept)
         if kept and self._running_callback is not None:
             self._running_callback(self._scheduler.active_request_ids())
 

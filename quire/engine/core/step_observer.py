@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from quire.core.types import Request, StepPlan, Update
+from quire.core.types import Sequence as Seq
 
 log = logging.getLogger(__name__)
 
@@ -19,8 +20,9 @@ log = logging.getLogger(__name__)
 class StepObserver:
     """Base of observers: does nothing on any event."""
 
-    def on_request_added(self, request: Request, *, kept: bool) -> None:
-        """The scheduler accepted a request. kept: it waits for a resource before it is queued."""
+    def on_request_added(self, request: Request, seq: Seq, *, kept: bool) -> None:
+        """The scheduler accepted a request. seq: its first sequence. kept: it waits for a resource
+        before it is queued."""
 
     def on_admission_change(self, queued: Sequence[str], ended: Sequence[Update]) -> None:
         """Requests that waited for a resource: now queued, or ended."""
@@ -75,8 +77,8 @@ class CompositeStepObserver(StepObserver):
         log.exception("%s is switched off: it failed", type(observer).__name__)
         self._observers = tuple(one for one in self._observers if one is not observer)
 
-    def on_request_added(self, request: Request, *, kept: bool) -> None:
-        self._notify(lambda one: one.on_request_added(request, kept=kept))
+    def on_request_added(self, request: Request, seq: Seq, *, kept: bool) -> None:
+        self._notify(lambda one: one.on_request_added(request, seq, kept=kept))
 
     def on_admission_change(self, queued: Sequence[str], ended: Sequence[Update]) -> None:
         self._notify(lambda one: one.on_admission_change(queued, ended))

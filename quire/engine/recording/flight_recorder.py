@@ -7,7 +7,8 @@ is its kind:
 
     "b" state   step, at, available blocks, requests (None: they need too much space), numbers of
                 sequences in the order of joining; as if steps in flight had finished
-    "a" added   at, facts of the request    "g" admission  at, requests queued, requests ended
+    "a" added   at, facts of the request, its first sequence (number, index, block keys)
+    "g" admission  at, requests queued, requests ended
     "x" abort   at, request                 "e" abort      at, request, index of the sequence
     "r" release at, request                 "c" prefix cache reset  at
     "d" rows of encoders forgotten  at
@@ -195,15 +196,15 @@ def _read_half(memory: mmap.mmap, begin: int, length: int) -> Iterator[list[Any]
 
 class _RequestState:
     """A request that has not ended: its facts, the indexes of its live sequences, and those of its
-    sequences that have joined.
+    sequences that have a number: the first, and others that have joined.
     """
 
     __slots__ = ("facts", "live_indexes", "sequences")
 
-    def __init__(self, facts: dict[str, Any], live_indexes: set[int]) -> None:
+    def __init__(self, facts: dict[str, Any], live_indexes: set[int], first: Seq) -> None:
         self.facts = facts
         self.live_indexes = live_indexes
-        self.sequences: dict[int, Seq] = {}
+        self.sequences = {first.index: first}
 
 
 class FlightRecorder(StepObserver):
@@ -225,7 +226,7 @@ class FlightRecorder(StepObserver):
         self._active: dict[str, _RequestState] = {}
         self._numbers: dict[str, int] = {}  # of requests that are active or held
         self._held: set[str] = set()
-        self._sequences: dict[Seq, int] = {}  # numbers, in the order of joining
+        self._sequences: dict[Seq, int] = {}  # numbers; those that run in the order of joining
         self._keys_written: dict[Seq, int] = {}
         self._keyless: dict[Seq, None] = {}  # joined without a lookup in the prefix cache
         self._last_rows: tuple[Seq, ...] | None = None  # of the plan before
@@ -233,12 +234,14 @@ class FlightRecorder(StepObserver):
 
     # -- as an observer -------------------------------------------------------------------------
 
-    def on_request_added(self, request: Request, *, kept: bool) -> None:
+    def on_request_added(self, request: Request, seq: Seq, *, kept: bool) -> None:
         self._request_count += 1
-        facts = self._request_facts(request, kept)
-        self._append("a", self._clock(), facts)
+        self._sequence_count += 1
+        facts, number = self._request_facts(request, kept), self._sequence_count
+        self._append("a", self._clock(), facts, (number, seq.index, self._new_keys(seq)))
         ended = {i for i, tokens in enumerate(request.resumed_tokens) if tokens is None}
-        self._active[request.id] = _RequestState(facts, set(range(request.n)) - ended)
+        self._active[request.id] = _RequestState(facts, set(range(request.n)) - ended, seq)
+        self._sequences[seq] = number
         self._numbers[request.id] = self._request_count
         if request.hold:
             self._held.add(request.id)

@@ -78,6 +78,7 @@ class KnownBlocks:
         self.requests: dict[int, dict[str, Any]] = {}
         self.places_by_sequence: dict[int, tuple[int, int]] = {}  # sequence -> request, index
         self.keys: dict[tuple[int, int], list[int]] = {}
+        joined: set[tuple[int, int]] = set()
         for record in records:
             if record[0] == "b":
                 for facts in record[4] or ():
@@ -86,12 +87,15 @@ class KnownBlocks:
                         self._add(sequence, (facts["number"], index), keys)
             elif record[0] == "a":
                 self.requests[record[2]["number"]] = record[2]
+                for sequence, index, keys in record[3:]:
+                    self._add(sequence, (record[2]["number"], index), keys)
             elif record[0] == "p":
                 for sequence, request, index, _, keys in record[4]:
                     self._add(sequence, (request, index), keys)
+                    joined.add((request, index))
             elif record[0] == "k":
                 self._add(record[1], self.places_by_sequence[record[1]], record[2])
-        self._key_counts = Counter(key for keys in self.keys.values() for key in set(keys))
+        self._key_counts = Counter(key for place in joined for key in set(self.keys[place]))
 
     def _add(self, sequence: int, place: tuple[int, int], keys: tuple[int, list[int]]) -> None:
         since, more = keys
@@ -100,8 +104,8 @@ class KnownBlocks:
         self.keys[place] = max(known, known[:since] + more, key=len)
 
     def has_unknown_content(self, place: tuple[int, int], blocks: int) -> bool:
-        """Whether no other known sequence has one of its first blocks. A sequence that had not
-        ended computed it then: its last keys are not in the recording.
+        """Whether no other sequence that joined is known to have one of its first blocks. One that
+        had not ended computed it then: its last keys are not in the recording.
         """
         return any(self._key_counts[key] == 1 for key in self.keys.get(place, [])[:blocks])
 
@@ -449,9 +453,9 @@ class RecordingReplay:
         if not self._is_oldest(number):  # it was planned before the recording began
             state = self._scheduler.replay_state()
             for place, count in kept.items():
-                at = state.length(str(place[0]), place[1])
-                tokens = self._tokens.between(place, at, at + max(count - 1, 0))
-                state.finish_drafts(str(place[0]), place[1], count, tokens)
+                if at := state.length(str(place[0]), place[1]):
+                    tokens = self._tokens.between(place, at, at + max(count - 1, 0))
+                    state.finish_drafts(str(place[0]), place[1], count, tokens)
             for request, index, *_ in ends:
                 self._scheduler.abort_sequence(str(request), index)
             return

@@ -73,6 +73,10 @@ def test_the_fast_paths_agree_with_the_general_rule(seed):
     assert recorded(Run(setup, requests)) == recorded(without_fast_paths(Run(setup, requests)))
 
 
+def test_a_last_token_of_a_prompt_leaves_none_for_it_on_the_fast_path():
+    test_the_fast_paths_agree_with_the_general_rule(216)  # shortest prompts first
+
+
 def test_decoding_takes_the_fast_paths(monkeypatch):
     from tests.pure.core.builders import request
 

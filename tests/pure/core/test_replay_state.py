@@ -35,6 +35,19 @@ def test_the_restored_prefix_is_hit_and_nothing_more():
     assert rows(step(scheduler)[0]) == [("c", 0, 4, 9)]
 
 
+def test_a_prefix_that_is_there_keeps_its_place_in_the_order_of_use():
+    scheduler = engine(blocks=10, block_size=4)
+    for name, prompt in (("old", range(9)), ("new", range(20, 29))):
+        scheduler.add(request(name, prompt, 1))
+        step(scheduler)
+    scheduler.add(request("c", range(9)))
+    scheduler.replay_state().restore_prefix("c", 0, 8)
+    scheduler.abort("c")
+    scheduler.replay_state().fill_pool(3)  # evicts the block that was used least recently
+    scheduler.add(request("d", range(20, 29)))
+    assert rows(scheduler.plan()) == [("d", 0, 8, 1)]
+
+
 def test_no_prefix_is_restored_without_cache_reads():
     scheduler = engine([request("a", range(13), read_prefix_cache=False)], block_size=4)
     scheduler.replay_state().restore_prefix("a", 0, 8)

@@ -88,6 +88,13 @@ def test_many_wait_for_a_short_beginning_and_few_do_not(count, wait):
     assert rows[: count - 1] == [(f"{i}", 8, 1) for i in range(1, count)]
 
 
+@pytest.mark.parametrize("fields", [{"salt": b"other"}, {"read_prefix_cache": False}])
+def test_those_that_could_not_use_a_short_beginning_do_not_count(fields):
+    more = [fields if i > 2 else {} for i in range(5)]
+    found = planned([request(f"{i}", [*range(8), 50 + i], **more[i]) for i in range(5)], 1)
+    assert found == [[(f"{i}", 0, 9) for i in range(5)]]
+
+
 def test_a_prompt_that_begins_otherwise_does_not_wait_with_them():
     odd = request("x", [7, *range(1, 8), 60])
     found = planned([*(request(f"{i}", [*range(8), 50 + i]) for i in range(5)), odd], 1)

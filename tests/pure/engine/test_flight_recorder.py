@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from quire.cli.replay import format_steps
 from quire.config.engine_config import (
     CacheSection,
     DeviceSection,
@@ -255,6 +256,37 @@ def test_a_recording_makes_the_same_plans_again(tmp_path, name, seed):
     assert found.steps > 20
 
 
+def test_few_prompts_with_a_short_common_beginning_start_at_once_again(tmp_path):
+    """Sequences with its tokens but other keys, which a replay cannot find, do not count."""
+    flight = Flight(setup_of("shared prompts"), tmp_path)
+    flight.fly(11)
+    assert flight.replayed().differences == []
+
+
+def test_prompts_that_wait_for_another_at_the_end_wait_again(tmp_path):
+    flight = Flight(setup_of("shared prompts"), tmp_path)
+    for i in range(3):
+        flight.engine.add(Request(f"{i}", (*range(6, 46), 300 + i), StopConditions(3)))
+    flight.step()
+    assert [seq.planned for seq in flight.engine._scheduler.sequences()] == [41, 0, 0]
+    assert flight.replayed().differences == []
+
+
+def test_blocks_of_a_sequence_that_had_not_ended_are_found_again(tmp_path):
+    """Their keys are known of one that found them, and of one that still waits."""
+    flight = Flight(Again(slots=2), tmp_path)
+    flight.engine.add(Request("first", (7, 8, 9), StopConditions(60)))
+    for _ in range(14):
+        flight.step()
+    (first,) = flight.engine._scheduler.sequences()
+    for i in range(2):
+        prompt = (*first.tokens[:12], 300 + i)
+        flight.engine.add(Request(f"{i}", prompt, StopConditions(3)))
+    flight.step()
+    assert [seq.cached for seq in flight.engine._scheduler.sequences()] == [0, 12, 0]
+    assert flight.replayed().differences == []
+
+
 @pytest.mark.parametrize("seed", range(tiers.amount(2, 20)))
 @pytest.mark.parametrize(
     "name", ["tight", "two in flight", "host tier", "no prefix cache", "drafts"]
@@ -265,6 +297,34 @@ def test_a_recording_that_begins_in_the_middle_is_of_use(tmp_path, name, seed):
     flight.fly(seed)
     found = flight.replayed()
     assert found.steps > 20
+    assert [one for one in found.differences if "raises" in one.what] == []
+
+
+def test_a_recording_may_begin_where_a_sequence_with_drafts_ends(tmp_path):
+    def next_three(seq, tokens):
+        found = list(tokens)
+        for _ in range(3):
+            found.append(next_token(found))
+        return found[-3:]
+
+    flight = Flight(Again(drafts=3, proposer=next_three), tmp_path)
+    flight.engine.add(Request("ends", (7, 8, 9), StopConditions(5)))
+    flight.engine.add(Request("goes on", (17, 8, 9), StopConditions(40)))
+    flight.step()
+    ring = flight.recorder._ring
+
+    def in_full_ring(tokens):  # results begin the other half
+        ring._length = ring.half_bytes
+        return next_token(tokens)
+
+    flight.engine._executor._next_token = in_full_ring
+    flight.step()
+    assert "ends" not in flight.recorder._active
+    flight.step()
+    flight.engine._executor._next_token = next_token
+    flight.step()
+    found = flight.replayed()
+    assert found.steps == 4
     assert [one for one in found.differences if "raises" in one.what] == []
 
 
@@ -426,6 +486,18 @@ def test_the_last_steps_are_kept_and_the_first_forgotten(tmp_path):
     assert steps == list(range(steps[0], flight.recorder._step + 1))
     assert steps[0] > 1
     assert recording.header["submitted"] == steps[-1]
+
+
+def test_the_table_of_the_last_steps_counts_those_that_wait(tmp_path):
+    flight = Flight(Again(slots=2), tmp_path, size=6_000)
+    for i in range(30):
+        flight.engine.add(Request(f"{i}", (7, 8, 9), StopConditions(4)))
+    while not flight.engine.empty:
+        flight.step()
+    _, *lines = format_steps(flight.recording())
+    waiting = [int(line.split()[5]) for line in lines]
+    joined = [line.count(" joins") for line in lines]
+    assert waiting[0] - waiting[-1] == sum(joined[1:]) > 0
 
 
 def test_a_folder_keeps_the_latest_files(tmp_path):

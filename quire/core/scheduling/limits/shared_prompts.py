@@ -44,7 +44,7 @@ class SharedPromptLimit(StepBudget):
         self._owners: dict[Sequence, _Blocks] = {}
         # owners by the index of their first block, and by its key
         self._beginnings: dict[int, dict[bytes, list[Sequence]]] = {}
-        self._counts: dict[int, Counter[tuple[int, ...]]] = {}  # by block: sequences, by its tokens
+        self._counts: dict[int, Counter[bytes]] = {}  # by block: sequences, by its key
         self._new_owners: frozenset[Sequence] = frozenset()  # of this step
 
     def begin_step(self, sequences: int) -> None:
@@ -109,12 +109,12 @@ class SharedPromptLimit(StepBudget):
         return end * self._count(seq, first) >= LEAST_SAVED * self._least_blocks
 
     def _count(self, seq: Sequence, block: int) -> int:
-        """Return how many sequences have a block with the tokens of this one, of those that waited
-        when this was first asked in this step. Most have no keys yet."""
-        start, end = block * self._block_size, (block + 1) * self._block_size
+        """Return how many sequences begin with the blocks of this one up to `block`, of those that
+        waited when this was first asked in this step."""
         if block not in self._counts:
-            self._counts[block] = Counter([tuple(one.tokens[start:end]) for one in self._waiting])
-        return self._counts[block][tuple(seq.tokens[start:end])] + 1  # it has left the queue itself
+            keys = [one.keys[block] for one in self._waiting if block < len(one.keys)]
+            self._counts[block] = Counter(keys)
+        return self._counts[block][seq.keys[block]] + 1  # it has left the queue itself
 
     def take(self, seq: Sequence, n: int) -> None:
         """Note the blocks that a prompt computes from now on."""

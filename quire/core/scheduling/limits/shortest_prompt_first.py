@@ -11,13 +11,13 @@ which none started, none are left for a while, and for longer each time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
 
 from quire.core.media.item_rows import least_tokens
 from quire.core.scheduling.limits.base import NO_BOUND, StepBudget
 from quire.core.scheduling.order.base import WaitingQueue
-from quire.core.types import Sequence, SequenceState
+from quire.core.types import Row, Sequence, SequenceState
 
 LOOKAHEAD = 8
 """Number of waiting sequences that are considered."""
@@ -77,6 +77,12 @@ class ShortestPromptFirst(StepBudget):
         self._demands.pop(seq, None)
         if n < seq.pending:
             self._partial_prompts[seq] = None
+
+    def take_each_decode_row(self, rows: Iterable[Row]) -> None:
+        """Forget the demands of prompts of which the last token came this way."""
+        if self._demands:
+            for row in rows:
+                self._demands.pop(row.seq, None)
 
     def undo(self, seq: Sequence, n: int) -> None:
         if seq in self._partial_prompts or seq in self._queue_heads:
