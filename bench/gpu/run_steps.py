@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import selectors
+import shlex
 import signal
 import statistics
 import subprocess
@@ -114,6 +115,39 @@ def lora_steps():
     ]  # fmt: skip
 
 
+def speculation_steps():
+    """Methods with weights first: their passes depend on the GPU most. A server with a head of
+    simulated acceptance, and one without, have the same load."""
+    llama, small = f"{MODELS}/llama-8b", f"{MODELS}/qwen3-0.6b"
+    dummy = ["--load-format", "dummy"]
+    heads = [PY, "bench/heads.py", llama, *dummy, "--lengths", "3", "--kv-cache", "8GiB"]
+    pace = [PY, "bench/speculation.py", "pace"]
+    edits = ["--rows", "1,8", "--acceptance", "edit-ngram,edit-suffix", "--drafts", "16",
+             "--tokens", "256", "--turns", "1"]  # fmt: skip
+    head = {"method": "eagle3", "model": f"{llama}-eagle3", "num_speculative_tokens": 3,
+            "rejection_sample_method": "synthetic", "synthetic_acceptance_length": 3}  # fmt: skip
+    server = f"{PY} -m quire serve {llama} --load-format dummy --max-model-len 4096"
+    load = [PY, "bench/load.py", "--model", llama, "--concurrency", "8,32,128", "--start"]
+    spec = f"{server} --speculative-config {shlex.quote(json.dumps(head))}"
+    return [
+        Step("tests", [*TESTS, "-n", "7", *tests_of("drafts"), "-k", "continue or models"], 150),
+        Step("heads", [*heads, "--rows", "8,32", "--tokens", "256", "--rounds", "3"], 110),
+        Step("heads, one row", [*heads, "--rows", "1", "--tokens", "768", "--rounds", "2"], 90),
+        Step("serve head", [*load, spec], 90),
+        Step("serve plain", [*load, server], 70),
+        Step("edits 8B", [*pace, llama, *dummy, *edits], 70),
+        Step("edits 0.6B", [*pace, small, *dummy, *edits], 60),
+        Step("never 8B", [*pace, llama, *dummy, "--rows", "1,8,32,128,256", "--acceptance", "0",
+                          "--turns", "2", "--rounds", "3"], 100),
+        Step("never 0.6B", [*pace, small, *dummy, "--rows", "1,8,32,128,256", "--acceptance", "0"],
+             80),
+        Step("verify", [PY, "bench/gpu_verify.py", "--model", llama, "--rows", "1,4,8", "--drafts",
+                        "0,1,3,7", "--context", "300,8000"], 60),
+        Step("sweep", [*pace, llama, *dummy, "--rows", "1,8,32,128,256,64,16", "--acceptance",
+                       "0.9,0.6,0.3", "--turns", "2", "--rounds", "2"], 230),
+    ]  # fmt: skip
+
+
 def two_gpus_steps():
     compare = [PY, "bench/tp_gpu.py", MODELS]
     return [
@@ -160,7 +194,7 @@ def side_by_side_steps():
 
 STEPS = {
     "tests": test_steps, "quant": quant_steps, "lora": lora_steps, "two_gpus": two_gpus_steps,
-    "side_by_side": side_by_side_steps,
+    "side_by_side": side_by_side_steps, "speculation": speculation_steps,
 }  # fmt: skip
 
 
@@ -217,6 +251,29 @@ def lora_goals(found):
         )
 
 
+def speculation_goals(found):
+    for step, rows, goal in (("heads, one row", 1, 2.2), ("heads", 8, 2.1), ("heads", 32, 1.7)):
+        for adaptive in (False, True):
+            what = f"EAGLE-3, {rows} rows{', its own choice of drafts' if adaptive else ''}"
+            yield what, value(found, step, "ratio", rows=rows, adaptive=adaptive), goal
+    for clients in (8, 32, 128):
+        two = (
+            value(found, f"serve {kind}", "out_tok_s", concurrency=clients)
+            for kind in ("head", "plain")
+        )
+        yield f"served with EAGLE-3, {clients} clients", ratio(*two), 0.98
+    for step, goal in (("edits 8B", 6.0), ("edits 0.6B", 4.5)):
+        for method in ("ngram", "suffix"):
+            yield (
+                f"{step}, {method}",
+                value(found, step, "ratio", rows=1, drafts=f"edit-{method}"),
+                goal,
+            )
+    for step in ("never 8B", "never 0.6B", "sweep"):
+        ratios = [one["ratio"] for one in found if one["step"] == step and "ratio" in one]
+        yield f"{step}, least over off", min(ratios, default=None), 0.98
+
+
 RATES = ("out_tok_s", "requests/s")
 TIMES = ("init_s", "ttft_p50", "ttft_p99", "itl_p99", "image ms", "text ms")
 ALL_TOKENS = ("prefill", "prefix256", "long32k")  # cases that are mostly prompts
@@ -258,7 +315,10 @@ def side_by_side_goals(_):
             yield f"{len(some)} {kind} sweeps {what}, median", middle, None
 
 
-GOALS = {"quant": quant_goals, "lora": lora_goals, "side_by_side": side_by_side_goals}
+GOALS = {
+    "quant": quant_goals, "lora": lora_goals, "side_by_side": side_by_side_goals,
+    "speculation": speculation_goals,
+}  # fmt: skip
 
 
 class Report:
