@@ -1,6 +1,7 @@
 """Snapshots of the engine: sequences, block owners, percentiles of times."""
 
 from array import array
+from dataclasses import replace
 
 import pytest
 
@@ -75,9 +76,8 @@ def test_a_shared_block_is_owned_by_the_first_sequence():
     sim.engine.add(request("a", prompt=9, most=9))
     sim.step()
     first = sim.engine._scheduler._registry.groups["a"].sequences[0]
-    sim.engine.add(request("b", prompt=9, most=9))
-    second = sim.engine._scheduler._registry.groups["b"].sequences[0]
-    second.tokens[:] = first.tokens[:9]  # the same prompt, so its full blocks are hit
+    same = first.request.prompt  # so its full blocks are hit
+    sim.engine.add(replace(request("b", prompt=9, most=9), prompt=same))
     sim.step()
     snapshot = sim.engine.snapshot()
     owners = array("H", snapshot.block_owners)
