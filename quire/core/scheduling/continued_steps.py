@@ -54,10 +54,10 @@ class ContinuedSteps:
     def plan_rows(self, draft: PlanBuilder) -> tuple[int, ...]:
         """Give each of these sequences its row. Returns the places of the rows before; (): there is
         no row, because one of them would have none."""
-        found = self.rows
-        if not found:
+        step, found = self._inflight.only_step, self.rows
+        if step is None or not found:
             return ()
-        kv, rows, most = self._kv, found.values(), self._inflight.last_proposals
+        kv, rows, most = self._kv, found.values(), step.plan.proposals
         room = [min(row.drafts + 1 + 2 * most, row.seq.max_len - row.seq.planned) for row in rows]
         needed = sum([kv.blocks_to_allocate(row.seq, n) for row, n in zip(rows, room)])
         candidates = draft.candidates(self._registry.running)

@@ -45,11 +45,6 @@ class InflightSteps:
         """The step in flight; None: there is none, or more than one."""
         return self._steps[0] if len(self._steps) == 1 else None
 
-    @property
-    def last_proposals(self) -> int:
-        """Drafts that a model will propose behind the last step in flight, at most."""
-        return self._steps[-1].plan.proposals if self._steps else 0
-
     def push(self, plan: StepPlan) -> None:
         self.last_step = plan.step
         self._steps.append(InflightStep(plan))

@@ -231,7 +231,7 @@ class DraftChain:
             1 + self._max_drafts,
             -1 if whole else 0,
         )
-        self._last = _kept(self._last, first.index_select(0, ends), len(self._words[0]))
+        self._last = keep_rows(self._last, first.index_select(0, ends), len(self._words[0]))
         if whole:
             self._advance(self._chosen.index_select(0, ends))
         else:
@@ -269,7 +269,7 @@ class DraftChain:
         attention = self._head.backend.plan(metadata)
         found = self._head.model(StepInputs(inputs.tokens, inputs.positions, attention), known)
         lazy_fusion.flush()  # it is read by torch
-        return _kept(out, found, self._max_tokens)
+        return keep_rows(out, found, self._max_tokens)
 
     def _draft(self, size: int) -> None:
         """Draft behind the rows' states, and fill the inputs of the next pass."""
@@ -304,7 +304,7 @@ def _expected_tokens(batch: StepBatch) -> Ints:
     return np.where(agrees, chain_io.ANY_TOKEN, -1).astype(np.int32)
 
 
-def _kept(out: Tensor | None, found: Tensor, rows: int) -> Tensor:
+def keep_rows(out: Tensor | None, found: Tensor, rows: int) -> Tensor:
     """Copy states [n, E] into a buffer of so many rows at a fixed address, and return it."""
     if out is None:
         out = found.new_empty((rows, found.shape[1]))

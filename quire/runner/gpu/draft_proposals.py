@@ -28,6 +28,7 @@ from quire.runner.gpu.draft_chain import (
     ChainSizes,
     DraftChain,
     SlotState,
+    keep_rows,
 )
 from quire.runner.gpu.mixed_batch_graphs import GraphShape, without_padding
 from quire.runner.gpu.pending_step import PendingStep, continued_batch
@@ -128,9 +129,7 @@ class DraftProposals:
         assert hidden is not None
         lazy_fusion.flush()
         for layer, one in self._tapped(hidden).items():
-            if layer not in self._kept:
-                self._kept[layer] = one.new_empty((self._sizes.tokens, one.shape[1]))
-            self._kept[layer][: len(one)].copy_(one)
+            self._kept[layer] = keep_rows(self._kept.get(layer), one, self._sizes.tokens)
         if self._chain is not None:
             self._chain.states = TargetStates(hidden, self._kept)
 
@@ -138,9 +137,7 @@ class DraftProposals:
         """Copy the states of a step with prompts, padded as its graph is, for propose()."""
         lazy_fusion.flush()
         for layer, one in (*self._tapped(hidden).items(), (LAST, hidden)):
-            if layer not in self._padded:
-                self._padded[layer] = one.new_empty((self._sizes.padded, one.shape[1]))
-            self._padded[layer][: len(one)].copy_(one)
+            self._padded[layer] = keep_rows(self._padded.get(layer), one, self._sizes.padded)
 
     def propose(
         self, step: PendingStep, hidden: Tensor | None, size: int, shape: GraphShape | None = None
@@ -170,13 +167,11 @@ class DraftProposals:
     def continued(
         self, batch: StepBatch, *, on_device: bool
     ) -> tuple[StepBatch, PendingStep | None]:
-        """Return a batch as a step that runs it reads it, and the step that it continues.
+        """Return a batch that continues another as its step reads it, and the step before.
 
         on_device: the step is a graph, and its tokens are drawn from device tensors alone. If not,
         or if no chain has what it continues with, this waits for the step before.
         """
-        if not batch.continues:
-            return batch, None
         assert self._last is not None, "no step had drafts"
         if on_device and isinstance(self._last.drafts, ChainResult):
             return batch, self._last
