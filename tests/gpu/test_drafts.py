@@ -168,7 +168,7 @@ def test_steps_continue_behind_drafts_that_are_not_verified(tmp_path, method, se
         replayed = [] if settings.get("eager") else watch_graphs(engine)
         got, _ = run(engine, work, stagger=2)
         assert got == want
-        assert sum(bool(plan.continues) for plan in plans) > 10
+        assert sum(bool(plan.continues) for plan in plans) > 5
         counts = engine._scheduler.draft_counts
         assert 0.2 < sum(counts.accepted) / counts.tokens < 0.98
         assert settings.get("eager") or any(

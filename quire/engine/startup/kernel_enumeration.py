@@ -263,11 +263,11 @@ def _run_drafter(worker: Any, config: EngineConfig, verified: int) -> None:
         ones = np.ones(len(batch.rows), dtype=np.int32)
         inputs = DraftInputs(-ones, ones << 20, ones)
         hidden = kept.states.new_empty((len(batch.token_ids), kept.states.shape[1]))
-        worker.proposals.launch(replace(batch, draft_inputs=inputs), hidden)
+        worker.launch_drafter(replace(batch, draft_inputs=inputs), hidden)
     if worker.proposals.is_chain:
         for batch in draft_batches(verified, scheduler.max_model_len):
             worker.compute(drafted(batch), ())
-        for group in worker.proposals.graph_groups(sizes(verified)):
+        for group in worker.proposals.graph_groups(sizes(verified), ()):
             for graph in group:
                 worker.proposals.launch_own(graph)
 

@@ -51,6 +51,7 @@ class ChainDrafter:
         self._limits = limits
         self._device = device
         self._embed_media = embed_media or _without_media
+        self.reads_media = embed_media is not None
         self._given = None if slots is None else np.zeros(slots, dtype=np.int32)
         self.graphed_head = GraphedHead(model, backend, limits.max_len, slots is not None)
 

@@ -74,33 +74,27 @@ def build_first_pass(
     if not len(at):
         return None
     plan_rows = np.asarray(batch.rows)[owner]
-    pieces = np.split(at, np.flatnonzero(np.diff(plan_rows[at])) + 1)
+    starts = np.flatnonzero(np.diff(plan_rows[at], prepend=-1))
     tokens, positions = following[at], batch.positions[at] + np.int32(shift)
-    lengths = np.array([len(piece) for piece in pieces])
-    if given is not None:
-        lacking = [piece[0] for piece in pieces if _lacks(batch, given, piece[0])]
-        places = np.searchsorted(at, lacking)
+    lengths = np.diff(starts, append=len(at))
+    if given is not None:  # which rows lack the token before
+        lacks = given[batch.token_slots[at[starts]]] != batch.positions[at[starts]] + 1
+        places = starts[lacks]
+        lacking = at[places]
         tokens = np.insert(tokens, places, np.maximum(batch.token_ids[lacking], 0))
         positions = np.insert(positions, places, batch.positions[lacking])
-        lengths += np.isin([piece[0] for piece in pieces], lacking)
+        lengths += lacks
         at = np.insert(at, places, lacking)
         last = np.cumsum(lengths) - 1
         given[batch.token_slots[at[last]]] = positions[last] + 1
-    order = np.argsort(lengths > 1, kind="stable")  # rows of one token come first
-    moved = np.concatenate(
-        [np.split(np.arange(len(at)), np.cumsum(lengths)[:-1])[i] for i in order]
-    )
-    at, lengths = at[moved], lengths[order]
+    several = lengths > 1
+    moved = np.argsort(np.repeat(several, lengths), kind="stable")  # rows of one token come first
+    at, lengths = at[moved], lengths[np.argsort(several, kind="stable")]
     made = batch_of_rows(tokens[moved], positions[moved], batch.token_slots[at], lengths)
     ends = np.cumsum(lengths) - 1
     ends = ends[is_end[at[ends]]]
     most = np.minimum(inputs.most[owner[at[ends]]], room[at[ends]] - made.positions[ends])
     return FirstPass(made, at, ends, tuple(plan_rows[at[ends]].tolist()), most)
-
-
-def _lacks(batch: StepBatch, given: Ints, token: int) -> bool:
-    """Whether a model has not been given the first token of a row."""
-    return bool(given[batch.token_slots[token]] != batch.positions[token] + 1)
 
 
 def batch_of_rows(

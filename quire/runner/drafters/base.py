@@ -49,7 +49,7 @@ class ChainModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GraphedHead:
-    """A drafter whose passes behind decode steps a GPU's worker runs by itself, as graphs."""
+    """A drafter whose passes a GPU's worker runs by itself, as graphs."""
 
     model: ChainModel
     backend: Backend
@@ -62,7 +62,12 @@ class ModelDrafter(Protocol):
 
     @property
     def graphed_head(self) -> GraphedHead | None:
-        """The head behind decode steps, in place of propose(); None: there is none."""
+        """What a GPU's worker runs in place of propose(); None: nothing."""
+        ...
+
+    @property
+    def reads_media(self) -> bool:
+        """Whether steps with prompts may have rows of media, which propose() reads."""
         ...
 
     @property

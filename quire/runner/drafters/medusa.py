@@ -20,6 +20,7 @@ class Drafter:
 
     taps: frozenset[int] = frozenset()
     graphed_head = None
+    reads_media = False
 
     def __init__(self, heads: Head, device: torch.device) -> None:
         self._heads = heads

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor
 
-from quire.attention.base import AttentionMetadata, Backend
+from quire.attention.base import Backend
 from quire.config.memory.captured_steps import CAPTURED_TOKENS
 from quire.config.memory.draft_rows import draft_rows
 from quire.core.types import BlockCopy, DataParallelTokens
@@ -42,7 +42,7 @@ from quire.runner.gpu.cuda_graphs import (
     variant_sizes,
     weak_method,
 )
-from quire.runner.gpu.draft_chain import ChainBuffers, ChainSizes, SlotState
+from quire.runner.gpu.draft_chain import ChainBuffers, ChainSizes, PromptStep, SlotState
 from quire.runner.gpu.draft_proposals import build_proposals
 from quire.runner.gpu.gemm_warmup import warm_up_gemms
 from quire.runner.gpu.graph_groups import (
@@ -162,8 +162,12 @@ class CudaWorker:
         self._stage = StageStates(link, longest_graph)
         self._graphs = CudaGraphCache[GraphKey](weak_method(self._launch), device)
         state = SlotState(self._tables, self.last_tokens, self._block_size)
-        sizes = ChainSizes(self._max_rows, min(rows, drafts), max_drafts, depth, longest_graph)
-        buffers = ChainBuffers(self._results.ids, self._pinned_io.views, self._graphs)
+        sizes = ChainSizes(
+            self._max_rows, min(rows, drafts), max_drafts, depth, most, longest_graph
+        )
+        buffers = ChainBuffers(
+            self._results.ids, self._pinned_io.views, self._mixed_inputs, self._graphs
+        )
         self.proposals = build_proposals(drafter, state, buffers, sizes)
         self._pinned_io.ahead = None if self.proposals is None else self.proposals.ahead
         self._owners = find_owners(self._variants, self.proposals)
@@ -414,6 +418,7 @@ class CudaWorker:
         if self._eager or not graphs or not has_place:
             shape = None
         pending_parts: list[PendingPart] = []
+        bounds = StepBounds.of(inputs)
         if shape is not None:
             with span("upload"):
                 padded = pad_to_shape(inputs, shape, variant.rotary_axes)
@@ -427,7 +432,7 @@ class CudaWorker:
             with span("upload"):
                 views = self._mixed_inputs.upload(inputs, sampled)
             with span("forward"):
-                hidden = self._gather_and_forward(views, StepBounds.of(inputs), parts, variant)
+                hidden = self._gather_and_forward(views, bounds, parts, variant)
         assert hidden is not None
         for part in parts:
             part.after_forward(self._model)
@@ -438,21 +443,21 @@ class CudaWorker:
         if parts:
             forward = ForwardOutput(self._model, hidden, self._logprobs_mode, self._pooler, variant)
             pending_parts = [part.apply(forward) for part in parts]
+        prompts = PromptStep(views, bounds, shape)
         if not inputs.sampled_rows:
             step = self._build_pending_step(inputs, pending_parts)
-            return self._propose(step, hidden, shape=shape)
+            return self._propose(step, hidden, prompts)
         chosen = hidden[:sampled] if shape else hidden.index_select(0, views.sampled)
         row_slots, outputs = views.row_slots[:sampled], views.outputs[:sampled]
         step = self._sample(chosen, row_slots, outputs, inputs, how, pending_parts, variant)
-        return self._propose(step, hidden, shape=shape)
+        return self._propose(step, hidden, prompts)
 
     def _mixed_forward(self, shape: GraphShape, variant: StepVariant) -> Tensor:
         """Launch the forward pass of a step of this shape, up to what _store_hidden() keeps."""
         stored = self._stored_rows(shape)
         views = self._mixed_inputs.views(shape.tokens, shape.rows, stored, variant.rotary_axes)
         longest = self._width * self._block_size
-        taps = self.proposals is not None
-        bounds = StepBounds(shape.decodes, shape.tokens, longest, None, drafts=False, taps=taps)
+        bounds = StepBounds.of_shape(shape, longest, taps=self.proposals is not None)
         with self._experts.equal_rows(views.token_slots):
             hidden = self._gather_and_forward(views, bounds, (), variant)
         if self.proposals is not None:
@@ -478,6 +483,8 @@ class CudaWorker:
         )  # fmt: skip
         hidden = self._forward(views, ids, kv_slots, bounds, parts, variant)
         lazy_fusion.flush()
+        if bounds.taps and self.proposals is not None:
+            self.proposals.keep_tokens(ids)
         return hidden
 
     def _forward(
@@ -494,20 +501,8 @@ class CudaWorker:
         if self._token_starts is not None:
             sources = self._tables[self._groups :]
             cross = cross_metadata(sources, views.token_slots, self._token_starts)
-        batch = AttentionMetadata(
-            q_starts=views.q_starts,
-            contexts=views.contexts,
-            tables=self._tables.unbind()[: self._groups],
-            slots=kv_slots.unbind()[: self._groups],
-            max_query=bounds.max_query,
-            max_context=bounds.max_context,
-            rows=views.rows,
-            decodes=bounds.decodes,
-            past=bounds.past,
-            drafts=bounds.drafts,
-            prompts=bounds.prompts,
-            cross=cross,
-        )
+        tables = self._tables.unbind()[: self._groups]
+        batch = views.metadata(tables, kv_slots, bounds, cross)
         states = state_step(self._model, views.token_slots, views.q_starts, bounds.decodes)
         taps = None
         if bounds.taps and self.proposals is not None:
@@ -570,13 +565,19 @@ class CudaWorker:
         self,
         step: PendingStep,
         hidden: Tensor | None,
-        size: int = 0,
-        shape: GraphShape | None = None,
+        ran: int | PromptStep,
     ) -> PendingStep:
-        """Let a model draft behind a step. hidden, size, shape: of DraftProposals.propose()."""
+        """Let a model draft behind a step. hidden, ran: of DraftProposals.propose()."""
         if self.proposals is not None and step.batch.draft_inputs is not None:
-            self.proposals.propose(step, hidden, size, shape)
+            self.proposals.propose(step, hidden, ran)
         return step
+
+    def launch_drafter(self, batch: StepBatch, hidden: Tensor) -> None:
+        """Launch DraftProposals.launch(): what drafts behind a step, which does not run."""
+        assert self.proposals is not None
+        sampled = padded_sample_rows(len(batch.sampled_slots), self._max_rows)
+        views = self._mixed_inputs.upload(batch, sampled)
+        self.proposals.launch(batch, hidden, PromptStep(views, StepBounds.of(batch), None))
 
     def _build_pending_step(
         self,

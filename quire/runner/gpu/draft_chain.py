@@ -1,13 +1,16 @@
-"""Draft chain: a drafter's passes behind a decode step, as graphs, without the host in between.
+"""Draft chain: a drafter's passes behind a step, as graphs, without the host in between.
 
     first    one pass over the T tokens of the step. A head is given what was sampled behind each
+    prompts  the same of a step with prompts, where a head is given the known tokens too
     ends     the rows' last accepted tokens, which the device finds. Of a head: the first draft
     next     one token of each row: one draft more, as often as drafts are wanted
 
 The first pass has the inputs of the step itself: rejected tokens are in it, whose keys the next
-step writes again. So the host waits once, for the step's tokens and the drafts behind them.
+step writes again. So the host waits once, for the step's tokens and the drafts behind them. A step
+with prompts that has no graph has its first pass launched kernel by kernel.
 
-Axes: T tokens of the step, m rows of the plan, D drafts of a row, E hidden of the head
+Axes: T tokens of the step, R sampled ones, m rows of the plan, D drafts of a row, E hidden of the
+head
 """
 
 from __future__ import annotations
@@ -29,8 +32,9 @@ from quire.models.base import StepInputs
 from quire.runner.drafters.base import GraphedHead, TargetStates
 from quire.runner.gpu.cuda_graphs import CudaGraphCache, draft_sizes
 from quire.runner.gpu.graph_groups import drafter_graphs
-from quire.runner.gpu.mixed_inputs import empty_step_buffers
-from quire.runner.gpu.pending_step import DeviceInputs
+from quire.runner.gpu.mixed_batch_graphs import GraphShape, pad_tokens
+from quire.runner.gpu.mixed_inputs import MixedInputs, empty_step_buffers
+from quire.runner.gpu.pending_step import DeviceInputs, StepBounds
 from quire.runner.gpu.staging_buffer import StagingBuffer, align_words, pinned_words
 from quire.runner.step_batch import Ints, StepBatch
 from quire.sampling.step_sampling import StepTokens
@@ -40,10 +44,20 @@ ROW_FIELDS = 4
 
 
 class ChainGraph(NamedTuple):
-    """The key of a graph. size: T of "first", else m, padded."""
+    """The key of a graph. size: T of "first" and "prompts", else m, padded. decodes: of a shape
+    with prompts."""
 
-    part: Literal["first", "ends", "next"]
+    part: Literal["first", "prompts", "ends", "next"]
     size: int
+    decodes: int = 0
+
+
+class PromptStep(NamedTuple):
+    """A step with prompts, as it ran. shape: of its graph; None: it had none."""
+
+    views: DeviceInputs
+    bounds: StepBounds
+    shape: GraphShape | None
 
 
 class SlotState(NamedTuple):
@@ -57,18 +71,20 @@ class SlotState(NamedTuple):
 class ChainBuffers(NamedTuple):
     """What a worker shares with a chain."""
 
-    chosen: Tensor  # [T or more] int32, sampled tokens of a step
+    chosen: Tensor  # [R or more] int32, sampled tokens of a step
     views: Callable[[int], DeviceInputs]  # the inputs of a decode step of so many tokens
+    mixed: MixedInputs
     graphs: CudaGraphCache[Any]
 
 
 class ChainSizes(NamedTuple):
-    """Of the largest step with drafts."""
+    """Of the largest steps."""
 
-    tokens: int
-    rows: int
+    tokens: int  # that are sampled: R
+    rows: int  # with drafts
     drafts: int  # of a row
     depth: int  # more than steps that may be in flight
+    longest: int  # tokens of a step
     padded: int  # tokens of the largest graph of steps with prompts
 
 
@@ -82,7 +98,7 @@ class ChainResult:
     drafts: Ints  # [D, m or more]
 
     def of_row(self, row: int) -> list[int]:
-        drafts: list[int] = self.drafts[:, np.searchsorted(self.rows, row)].tolist()
+        drafts: list[int] = self.drafts[:, np.flatnonzero(self.rows == row)[0]].tolist()
         return drafts
 
     def as_field(
@@ -90,7 +106,8 @@ class ChainResult:
     ) -> dict[str, dict[int, tuple[int, ...]]]:
         found = {}
         last = {batch.sampled_rows[i]: i for i in batch.accepted(tokens.ids, tokens.ends)}
-        behind = self.room - batch.positions[[last[row] for row in self.rows.tolist()]]
+        ends = batch.sampled_tokens[[last[row] for row in self.rows.tolist()]]
+        behind = self.room - batch.positions[ends]
         counts = np.minimum(np.minimum(self.most, behind), len(self.drafts)).tolist()
         columns = self.drafts[:, : len(counts)].T.tolist()
         for row, count, drafts in zip(self.rows.tolist(), counts, columns):
@@ -102,17 +119,19 @@ class ChainResult:
 class DraftChain:
     """The graphs of a drafter, and the buffers that they share.
 
-    states: of the model, at fixed addresses: set before the first launch.
+    states, padded_states: of the model, at fixed addresses, behind steps without and with prompts:
+    set before the first launch.
     """
 
     def __init__(
         self, head: GraphedHead, slots: SlotState, buffers: ChainBuffers, sizes: ChainSizes
     ) -> None:
         self._head, self._slots = head, slots
-        self._chosen, self._views = buffers.chosen, buffers.views
+        self._chosen, self._views, self._mixed = buffers.chosen, buffers.views, buffers.mixed
         self._run = drafter_graphs(buffers.graphs).run
-        self._max_tokens, max_rows, self._max_drafts, depth, _ = sizes
+        self._max_tokens, max_rows, self._max_drafts, depth, longest, padded = sizes
         self.states: TargetStates | None = None
+        self.padded_states: TargetStates | None = None
         device, groups = slots.tables.device, slots.tables.shape[0]
         self._sizes = sorted({1, *draft_sizes(max_rows)})
         stride = align_words(max_rows)
@@ -120,7 +139,12 @@ class DraftChain:
         self._staging = StagingBuffer(wide + ROW_FIELDS * stride, depth, device)
         sent = self._staging.on_device
         self._expected, self._rows = sent[:wide], sent[wide:].view(ROW_FIELDS, stride)
-        self._every = torch.arange(self._max_tokens + 1, dtype=torch.int32, device=device)
+        most = max(longest, padded, self._max_tokens)
+        self._every = torch.arange(most + 1, dtype=torch.int32, device=device)
+        # of a step with prompts: the tokens that a head is given, or those of the step
+        self._known = StagingBuffer(0 if head.is_whole else most, depth, device)
+        self._tokens = self._every.new_zeros(most if head.is_whole else 0)
+        self._contexts = self._every.new_zeros(self._max_tokens)
         self._pass = torch.zeros(1, dtype=torch.int32, device=device)
         # ends, places, tokens, positions, contexts, table rows
         self._words = torch.zeros((6, stride), dtype=torch.int32, device=device)
@@ -136,19 +160,34 @@ class DraftChain:
 
     # -- a step -------------------------------------------------------------------------------
 
-    def launch_behind(self, batch: StepBatch, size: int) -> ChainResult | None:
-        """Launch the passes behind a decode step that ran at `size` tokens. None: no drafts."""
+    def keep_tokens(self, ids: Tensor) -> None:
+        """Keep the tokens [T] of a step with prompts, for a drafter that reads them."""
+        if self._head.is_whole:
+            self._tokens[: len(ids)].copy_(ids)
+
+    def launch_behind(
+        self, batch: StepBatch, ran: int | PromptStep, states: TargetStates
+    ) -> ChainResult | None:
+        """Launch the passes behind a step. None: no drafts.
+
+        ran: size of a decode step, or a step with prompts. states: of its tokens, if it had no
+        graph.
+        """
         inputs = batch.draft_inputs
         assert inputs is not None, "the batch was built without inputs of drafters"
         plan_rows = np.asarray(batch.sampled_rows, dtype=np.int32)
         first = np.flatnonzero(np.diff(plan_rows, prepend=-1)).astype(np.int32)
-        room = np.minimum(inputs.blocks[first] * self._slots.block_size, self._head.max_len)
-        counts = np.diff(first, append=len(plan_rows))
-        rows = np.stack((first, counts, room, batch.slots[first]))
-        self._upload(_expected_tokens(batch), rows)
-        self._run(ChainGraph("first", size))
-        most = inputs.most[first]
-        count = int(most.max())
+        of = np.searchsorted(batch.q_starts, batch.sampled_tokens[first], side="right") - 1
+        room = np.minimum(inputs.blocks[of] * self._slots.block_size, self._head.max_len)
+        most = inputs.most[of]
+        count = int(most.max(initial=0)) if len(first) <= self._sizes[-1] else 0
+        if count or isinstance(ran, int):
+            counts = np.diff(first, append=len(plan_rows))
+            self._upload(_expected_tokens(batch), np.stack((first, counts, room, batch.slots[of])))
+        if isinstance(ran, int):
+            self._run(ChainGraph("first", ran))
+        else:
+            self._run_prompts(batch, ran, states)
         if not count:
             return None
         padded = self._sizes[bisect_left(self._sizes, len(first))]
@@ -160,13 +199,29 @@ class DraftChain:
         host.copy_(self._drafts[:count], non_blocking=True)
         return ChainResult(plan_rows[first], most, room, host.numpy())
 
+    def _run_prompts(self, batch: StepBatch, ran: PromptStep, states: TargetStates) -> None:
+        views, bounds, shape = ran
+        if not self._head.is_whole:
+            known = _known_tokens(batch)
+            if shape is not None:
+                known = pad_tokens(known, batch, shape)
+            self._known.acquire(len(known))[: len(known)] = known
+            self._known.send(len(known))
+        if shape is None:
+            self._launch_prompts(views, bounds, states)
+        else:
+            self._run(ChainGraph("prompts", shape.tokens, shape.decodes))
+
     def upload_empty(self) -> None:
         """Upload a step without rows."""
         none = np.zeros((ROW_FIELDS, 0), dtype=np.int32)
         self._upload(none[0], none)
+        words = len(self._known.on_device)
+        self._known.acquire(words)[:] = 0
+        self._known.send(words)
 
     def _upload(self, expected: Ints, rows: Ints) -> None:
-        """expected: [T] of _expected_tokens(). rows: [ROW_FIELDS, m]."""
+        """expected: [R] of _expected_tokens(). rows: [ROW_FIELDS, m]."""
         words, count = len(self._staging.on_device), rows.shape[1]
         buffer = self._staging.acquire(words)
         buffer[: len(expected)] = expected
@@ -178,10 +233,14 @@ class DraftChain:
 
     # -- graphs -------------------------------------------------------------------------------
 
-    def graph_groups(self, sizes: Sequence[int]) -> list[list[ChainGraph]]:
-        """Return all graphs, those of one part together, the largest first. sizes: of T."""
+    def graph_groups(
+        self, sizes: Sequence[int], shapes: Sequence[GraphShape]
+    ) -> list[list[ChainGraph]]:
+        """Return all graphs, those of one part together, the largest first. sizes: T of decode
+        steps. shapes: of steps with prompts, ascending."""
         return [
             [ChainGraph("first", size) for size in sorted(sizes, reverse=True)],
+            [ChainGraph("prompts", one.tokens, one.decodes) for one in reversed(shapes)],
             [ChainGraph("ends", size) for size in reversed(self._sizes)],
             [ChainGraph("next", size) for size in reversed(self._sizes)],
         ]
@@ -190,6 +249,14 @@ class DraftChain:
         """Launch the kernels of a graph, which read and write fixed addresses."""
         if graph.part == "first":
             self._launch_first(graph.size)
+        elif graph.part == "prompts":
+            assert self.padded_states is not None, "the model's pass has run"
+            shape = GraphShape(graph.size, graph.decodes)
+            stored = min(shape.rows, self._max_tokens)
+            views = self._mixed.views(shape.tokens, shape.rows, stored)
+            longest = self._slots.tables.shape[2] * self._slots.block_size
+            bounds = StepBounds.of_shape(shape, longest, taps=True)
+            self._launch_prompts(views, bounds, self.padded_states)
         elif graph.part == "ends":
             self._launch_ends(graph.size)
         else:
@@ -208,21 +275,50 @@ class DraftChain:
         )
         positions = positions.clamp(max=self._head.max_len - 1)  # further ones have no drafts
         inputs = PassInputs(ids, positions, views.contexts, views.rows, kv_slots)
-        hidden, taps = self.states
-        taps = {layer: one[:size] for layer, one in taps.items()}
-        known = self._head.model.begin(hidden[:size], taps, self._every[:size])
+        self._contexts[:size].copy_(views.contexts)
+        known = self._begin(self.states, size)
         self._first = self._run_head(self._first, inputs, known, drafts=True)
+
+    def _launch_prompts(
+        self, views: DeviceInputs, bounds: StepBounds, states: TargetStates
+    ) -> None:
+        """Launch the first pass behind a step with prompts. Keeps the states of sampled tokens."""
+        (tables, last_token, block_size), size = self._slots, len(views.token_ids)
+        if self._head.is_whole:
+            given = self._tokens[:size].clamp(min=0)
+        else:
+            known = self._known.on_device[:size]
+            chosen = self._chosen.index_select(0, (-1 - known).clamp(min=0)).clamp(min=0)
+            given = torch.where(known < 0, chosen, known)
+        ids, kv_slots = empty_step_buffers(tables, size)
+        step_io.gather_inputs(
+            given, views.token_slots, views.positions, last_token, tables, ids, kv_slots, block_size
+        )
+        attention = self._head.backend.plan(views.metadata(tables.unbind(), kv_slots, bounds))
+        positions = views.positions.clamp(max=self._head.max_len - 1)
+        begun = self._begin(states, size)
+        found = self._head.model(StepInputs(ids, positions, attention), begun)
+        lazy_fusion.flush()  # it is read by torch
+        count = len(views.sampled)
+        self._contexts[:count].copy_(views.positions.index_select(0, views.sampled) + 1)
+        ends = found.index_select(0, views.sampled)
+        self._first = keep_rows(self._first, ends, self._max_tokens)
+
+    def _begin(self, states: TargetStates, size: int) -> Tensor:
+        """Return what the first pass over so many tokens reads of the model's states."""
+        hidden, taps = states
+        taps = {layer: one[:size] for layer, one in taps.items()}
+        return self._head.model.begin(hidden[:size], taps, self._every[:size])
 
     def _launch_ends(self, size: int) -> None:
         first = self._first
         assert first is not None, "the first pass has run"
         ends, places = self._words[0, :size], self._words[1, :size]
-        contexts = self._views(self._max_tokens).contexts
         whole = self._head.is_whole
         chain_io.find_ends(
             self._chosen,
             self._expected,
-            contexts,
+            self._contexts,
             self._rows,
             ends,
             places,
@@ -293,10 +389,21 @@ class DraftChain:
         )
 
 
+def _known_tokens(batch: StepBatch) -> Ints:
+    """Return [T] the token behind each; -1 - i: it is the sampled token i. Media have id 0."""
+    assert batch.draft_inputs is not None
+    known = np.append(batch.token_ids[1:], 0).astype(np.int32)
+    known[batch.q_starts[1:] - 1] = batch.draft_inputs.next_tokens
+    np.maximum(known, 0, out=known)
+    sampled = batch.sampled_tokens
+    known[sampled] = -1 - np.arange(len(sampled), dtype=np.int32)
+    return known
+
+
 def _expected_tokens(batch: StepBatch) -> Ints:
-    """Return [T] the draft behind each token, as chain_io.find_ends() reads it."""
+    """Return [R] the draft behind each sampled token, as chain_io.find_ends() reads it."""
     if not batch.next_drafts:
-        return np.full(len(batch.token_ids), -1, dtype=np.int32)
+        return np.full(len(batch.sampled_tokens), -1, dtype=np.int32)
     drafts = np.asarray(batch.next_drafts, dtype=np.int32)
     if not batch.agreement:
         return drafts

@@ -1,8 +1,8 @@
 """Draft proposals: runs a model drafter behind a step, on the stream of the worker.
 
-The drafter reads hidden states of all the step's tokens, and the tokens that were sampled. Behind a
-step of rows that decode, a head's passes are graphs (draft_chain.py), and the host waits once, for
-both tokens and drafts. Else it waits for the tokens before it launches the drafter.
+The drafter reads hidden states of all the step's tokens, and the tokens that were sampled. What
+drafts one token after the other is a chain (draft_chain.py): the host waits once, for both tokens
+and drafts. Anything else, and a head that reads media, is launched when the host has the tokens.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from quire.runner.gpu.draft_chain import (
     ChainResult,
     ChainSizes,
     DraftChain,
+    PromptStep,
     SlotState,
     keep_rows,
 )
@@ -35,9 +36,6 @@ from quire.runner.gpu.pending_step import PendingStep, continued_batch
 from quire.runner.gpu.staging_buffer import align_words
 from quire.runner.step_batch import StepBatch
 from quire.sampling.step_sampling import StepTokens
-
-LAST = -1
-"""In place of a layer: the states after the last norm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,7 @@ class FoundDrafts:
 class DraftProposals:
     """A drafter, and the states of the model that it reads.
 
-    taps: of the forward pass that was launched last. chain: of a head, behind decode steps.
+    taps: of the forward pass that was launched last. chain: of a head, or of a model of its own.
     """
 
     def __init__(
@@ -71,7 +69,7 @@ class DraftProposals:
         self._sizes = sizes
         self._chain = chain
         self._kept: dict[int, Tensor] = {}
-        self._padded: dict[int, Tensor] = {}
+        self._padded: TargetStates | None = None
         self._any_states = False
         self.taps = HiddenTaps(drafter.taps)
         self._last: PendingStep | None = None  # that had drafts
@@ -97,7 +95,7 @@ class DraftProposals:
 
     @property
     def is_chain(self) -> bool:
-        """Whether a head's passes behind decode steps are graphs."""
+        """Whether its passes need nothing of the host."""
         return self._chain is not None
 
     @property
@@ -111,9 +109,11 @@ class DraftProposals:
         """[2 + D, m] of load_decode_inputs(); None: there is no chain."""
         return None if self._chain is None else self._chain.ahead
 
-    def graph_groups(self, sizes: Sequence[int]) -> list[list[ChainGraph]]:
-        """Return the graphs of passes behind decode steps of these sizes."""
-        return [] if self._chain is None else self._chain.graph_groups(sizes)
+    def graph_groups(
+        self, sizes: Sequence[int], shapes: Sequence[GraphShape]
+    ) -> list[list[ChainGraph]]:
+        """Return the graphs of passes behind decode steps of these sizes, and steps of shapes."""
+        return [] if self._chain is None else self._chain.graph_groups(sizes, shapes)
 
     def prepare_own(self, key: ChainGraph) -> None:
         """Upload what a graph of graph_groups() reads: no rows."""
@@ -136,30 +136,44 @@ class DraftProposals:
     def keep_padded_states(self, hidden: Tensor) -> None:
         """Copy the states of a step with prompts, padded as its graph is, for propose()."""
         lazy_fusion.flush()
-        for layer, one in (*self._tapped(hidden).items(), (LAST, hidden)):
-            self._padded[layer] = keep_rows(self._padded.get(layer), one, self._sizes.padded)
+        last, kept = self._padded or (None, {})
+        last = keep_rows(last, hidden, self._sizes.padded)
+        taps = {
+            layer: keep_rows(kept.get(layer), one, self._sizes.padded)
+            for layer, one in self._tapped(hidden).items()
+        }
+        self._padded = TargetStates(last, taps)
+        if self._chain is not None:
+            self._chain.padded_states = self._padded
 
-    def propose(
-        self, step: PendingStep, hidden: Tensor | None, size: int, shape: GraphShape | None = None
-    ) -> None:
+    def keep_tokens(self, ids: Tensor) -> None:
+        """Copy the tokens [T] of a step with prompts to where propose() finds them."""
+        if self._chain is not None:
+            self._chain.keep_tokens(ids)
+
+    def propose(self, step: PendingStep, hidden: Tensor | None, ran: int | PromptStep) -> None:
         """Add the drafts behind the step's tokens to its result. Without a chain, wait for both.
 
-        hidden: [T or more, E]. size: at which a decode step ran, whose taps were kept; 0: another.
-        shape: of a graph of a step with prompts, whose states were kept.
+        hidden: [T or more, E]. ran: size of a decode step, whose taps were kept; or a step with
+        prompts, whose states were kept if it has a shape.
         """
         assert hidden is not None
         self._last = step
-        if self._chain is not None and size:
-            step.drafts = self._chain.launch_behind(step.batch, size)
+        lazy_fusion.flush()  # the states are read by torch
+        decoded = isinstance(ran, int)
+        states = TargetStates(hidden, self._kept if decoded else self._tapped(hidden))
+        shape = None if isinstance(ran, int) else ran.shape
+        if self._chain is not None and (decoded or shape or not self._drafter.reads_media):
+            step.drafts = self._chain.launch_behind(step.batch, ran, states)
             step.done.record()
             return
         tokens, batch = step.step_tokens(), step.batch
-        states = TargetStates(hidden, self._kept if size else self._tapped(hidden))
         if shape is not None:
-            of = {layer: without_padding(x, batch, shape) for layer, x in self._padded.items()}
-            states = TargetStates(of.pop(LAST), of)
+            assert self._padded is not None, "the step ran"
+            last, taps = self._padded
+            of = {layer: without_padding(one, batch, shape) for layer, one in taps.items()}
+            states = TargetStates(without_padding(last, batch, shape), of)
         kept = batch.accepted(tokens.ids, tokens.ends)
-        lazy_fusion.flush()  # the states are read by torch
         found = self._drafter.propose(batch, tokens.ids, kept, states, self._metadata)
         lazy_fusion.flush()
         step.drafts = FoundDrafts(found)
@@ -173,17 +187,22 @@ class DraftProposals:
         or if no chain has what it continues with, this waits for the step before.
         """
         assert self._last is not None, "no step had drafts"
-        if on_device and isinstance(self._last.drafts, ChainResult):
+        decoded = self._last.batch.decode_only  # else rows of the plan are in another order
+        if on_device and decoded and isinstance(self._last.drafts, ChainResult):
             return batch, self._last
         return continued_batch(batch, self._last), None
 
-    def launch(self, batch: StepBatch, hidden: Tensor) -> None:
+    def launch(self, batch: StepBatch, hidden: Tensor, ran: PromptStep) -> None:
         """Launch what propose() launches behind a step of which every token is accepted.
 
         hidden: [T, E], which takes the place of all states.
         """
         states = TargetStates(hidden, dict.fromkeys(self._drafter.taps, hidden))
         kept = range(len(batch.sampled_rows))
+        if self._chain is not None:
+            self._chain.launch_behind(batch, ran, states)
+            if not self._drafter.reads_media:
+                return
         self._drafter.launch(batch, [0] * len(kept), kept, states, self._metadata)
         lazy_fusion.flush()
 

@@ -36,10 +36,13 @@ DRAFTER = "drafter"
 
 
 class DraftingOwner(GraphOwner, Protocol):
-    """A model that drafts behind decode steps."""
+    """A model that drafts behind steps."""
 
-    def graph_groups(self, sizes: Sequence[int]) -> Sequence[Sequence[Any]]:
-        """Return its keys behind steps of these sizes; each group begins with its largest."""
+    def graph_groups(
+        self, sizes: Sequence[int], shapes: Sequence[GraphShape]
+    ) -> Sequence[Sequence[Any]]:
+        """Return its keys behind decode steps of these sizes, and steps with prompts of these
+        shapes; each group begins with its largest."""
         ...
 
 
@@ -112,6 +115,6 @@ def find_graph_groups(
     for variant in variants:
         own = variant.own_graphs(OwnedGraphs(cache, variant.name))
         groups.append([OwnedGraph(key, variant.name) for key in own])
-    drafted = [] if drafter is None else drafter.graph_groups(steps.draft_sizes)
+    drafted = [] if drafter is None else drafter.graph_groups(steps.draft_sizes, steps.shapes)
     groups += [[OwnedGraph(key, DRAFTER) for key in group] for group in drafted]
     return [group for group in groups if group]

@@ -158,6 +158,11 @@ def without_padding(states: Tensor, inputs: StepBatch, shape: GraphShape) -> Ten
     return torch.cat([states[:decodes], states[places:end]])
 
 
+def pad_tokens(values: Ints, inputs: StepBatch, shape: GraphShape) -> Ints:
+    """Return numbers of the step's tokens [T], of those of the padded step; 0 of the padding."""
+    return _pad_split(values, inputs.num_decodes, shape.decodes, shape.tokens, 0)
+
+
 def _pad_rotary(inputs: StepBatch, shape: GraphShape, axes: int) -> Ints | None:
     if inputs.rotary is None and axes == 1:
         return None

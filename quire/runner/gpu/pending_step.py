@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire.attention.base import AttentionMetadata, CrossMetadata
 from quire.core.types import StepResult
 from quire.runner.device_worker import build_step_result
+from quire.runner.gpu.mixed_batch_graphs import GraphShape
 from quire.runner.parts.base import PendingPart
 from quire.runner.step_batch import Ints, StepBatch, ahead_place
 from quire.sampling.sampler import ChooserKind, Sampler
@@ -35,6 +37,29 @@ class DeviceInputs:
     outputs: Tensor  # [R]
     rotary: Tensor  # [T], or [axes, T]
 
+    def metadata(
+        self,
+        tables: Sequence[Tensor],
+        kv_slots: Tensor,
+        bounds: StepBounds,
+        cross: CrossMetadata | None = None,
+    ) -> AttentionMetadata:
+        """Return the step as attention reads it. tables: of the layer groups. kv_slots: [G, T]."""
+        return AttentionMetadata(
+            q_starts=self.q_starts,
+            contexts=self.contexts,
+            tables=tuple(tables),
+            slots=kv_slots.unbind()[: len(tables)],
+            max_query=bounds.max_query,
+            max_context=bounds.max_context,
+            rows=self.rows,
+            decodes=bounds.decodes,
+            past=bounds.past,
+            drafts=bounds.drafts,
+            prompts=bounds.prompts,
+            cross=cross,
+        )
+
 
 class StepBounds(NamedTuple):
     """What the host knows of a step's numbers, as AttentionMetadata has it."""
@@ -46,6 +71,11 @@ class StepBounds(NamedTuple):
     drafts: bool
     taps: bool = False  # a drafter reads hidden states
     prompts: Sequence[tuple[int, int]] = ()
+
+    @classmethod
+    def of_shape(cls, shape: GraphShape, max_context: int, *, taps: bool) -> StepBounds:
+        """Return those of all steps of a shape."""
+        return cls(shape.decodes, shape.tokens, max_context, None, drafts=False, taps=taps)
 
     @classmethod
     def of(cls, batch: StepBatch) -> StepBounds:
