@@ -391,10 +391,10 @@ class StepPlan:
     num_drafts: int = 0  # draft tokens of all rows
     proposals: int = 0  # drafts that a model should propose for each row of the next step, at most
     continues: tuple[int, ...] = ()
-    """Of each row, the place of the sequence's row in the step before, which is in flight; (): it
-    is planned behind results. A row starts behind what the row before yields; `start` is where that
-    is if it yields one token. Drafts are what a model proposes there: the worker has them, and
-    `seq.drafts` has not."""
+    """Of the first rows, the places of the sequences' rows in the step before, which is in flight.
+    Such a row starts behind what the row before yields; `start` is where that is if it yields one
+    token. Drafts are what a model proposes there: the worker has them, and `seq.drafts` has not.
+    Other rows do not depend on that step."""
     parts: tuple[object, ...] = ()
     """What step budgets add for parts of the worker (quire.runner.parts), each of its own type."""
     dp_plans: tuple[StepPlan, ...] = ()

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Container
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -38,7 +39,7 @@ class StepBatch:
 
     rows: Seq[int]  # [S] indexes into plan.rows; of a row with drafts several
     slots: Ints  # [S]
-    token_ids: Ints  # [T], UNKNOWN: the last token of the slot; of continued rows: see `continues`
+    token_ids: Ints  # [T], UNKNOWN: the last token of the slot; of `continued` ones: codes
     token_slots: Ints  # [T]
     positions: Ints  # [T]
     q_starts: Ints  # [S + 1]
@@ -59,9 +60,10 @@ class StepBatch:
     rotary: Ints | None = None
     """[T], or [axes * T]: rotary positions, axis by axis; None: they are those in the sequence."""
     draft_inputs: DraftInputs | None = None  # None: no model drafts, or not in this step
-    continues: bool = False
-    """Each row starts behind what a row of the step before yields. Positions, contexts and outputs
-    are those if it yields one token; token ids, and drafts, are codes of ahead_code()."""
+    continued: int = 0
+    """The first tokens, so many, are of rows that start behind what rows of the step before yield.
+    Positions, contexts and outputs are those if these yield one token; token ids, and drafts, are
+    codes of ahead_code(). Each is a row of the batch, and is sampled."""
 
     @property
     def uses_drafts(self) -> bool:
@@ -142,16 +144,15 @@ def build_step_batch(
     benchmark.
     """
     seqs, starts, counts, wants, row_drafts = zip(*plan.rows)
-    if plan.continues:
-        first = [ahead_code(row, 0) for row in plan.continues]
-        drafts_of = [
-            tuple([ahead_code(row, 1 + j) for j in range(count)])
-            for row, count in zip(plan.continues, row_drafts, strict=True)
-        ]
+    continued = [
+        [ahead_code(row, place) for place in range(1 + count)]
+        for row, count in zip(plan.continues, row_drafts)
+    ]
+    if continued and len(continued) == len(seqs):
+        first, drafts_of = [ids[0] for ids in continued], [tuple(ids[1:]) for ids in continued]
         batch = _build_draft_batch(seqs, starts, first, drafts_of)
-        batch = replace(batch, continues=True)
-    elif wants.count(Wants.TOKEN) != len(wants):
-        batch = _build_mixed_batch(plan.rows)
+    elif continued or wants.count(Wants.TOKEN) != len(wants):
+        batch = _build_mixed_batch(plan.rows, continued)
     elif counts.count(1) == len(counts):
         batch = _build_decode_batch(seqs, starts)
     elif sum(counts) == len(counts) + sum(row_drafts):
@@ -161,6 +162,8 @@ def build_step_batch(
         batch = _build_draft_batch(seqs, starts, first, drafts_of)
     else:
         batch = _build_mixed_batch(plan.rows)
+    if continued:
+        batch = replace(batch, continued=sum(map(len, continued)))
     if has_rotary and any(seq.request.rope_positions for seq in seqs):
         rows = dict.fromkeys(batch.rows)
         batch = replace(batch, rotary=_rotary([plan.rows[i] for i in rows]))
@@ -291,7 +294,8 @@ def _decode_only(
     )
 
 
-def _build_mixed_batch(planned: tuple[Row, ...]) -> StepBatch:
+def _build_mixed_batch(planned: tuple[Row, ...], continued: Seq[Seq[int]] = ()) -> StepBatch:
+    """continued: codes of the tokens of each of the first rows that continue others."""
     ones = [i for i, row in enumerate(planned) if row.count == 1 + row.drafts]
     order = ones + [i for i, row in enumerate(planned) if row.count != 1 + row.drafts]
     rows = [planned[i] for i in order]
@@ -305,7 +309,7 @@ def _build_mixed_batch(planned: tuple[Row, ...]) -> StepBatch:
     ends = np.cumsum(counts, dtype=np.int32)
     row_of = np.repeat(np.arange(len(rows)), counts)
     positions = np.arange(ends[-1], dtype=np.int32) + (starts - ends + counts)[row_of]
-    token_ids = _gather_token_ids(rows, len(positions))
+    token_ids = _gather_token_ids(rows, continued, len(positions))
     queries = np.where(counts == 1 + drafts, counts, 1)  # of each row
     query_rows = np.repeat(np.arange(len(rows)), queries)
     q_starts = np.zeros(len(query_rows) + 1, dtype=np.int32)
@@ -337,9 +341,9 @@ def _build_mixed_batch(planned: tuple[Row, ...]) -> StepBatch:
     )
 
 
-def _gather_token_ids(rows: list[Row], total: int) -> Ints:
-    ids: list[int] = []
-    for seq, start, count, _, drafts in rows:
+def _gather_token_ids(rows: list[Row], continued: Seq[Seq[int]], total: int) -> Ints:
+    ids: list[int] = [*chain.from_iterable(continued)]
+    for seq, start, count, _, drafts in rows[len(continued) :]:
         ids.extend(
             seq.tokens[start : start + count - drafts] if count > 1 else (seq.tokens[start],)
         )

@@ -320,12 +320,13 @@ class Drafting:
             state.guessed, seq.plain_len = False, 0
         return count
 
-    def end_plan(self, rows: int, drafts: int) -> int:
-        """A step of so many rows was planned. drafts: in all rows.
+    def end_plan(self, rows: int, drafts: int, *, samples: bool = True) -> int:
+        """A step of so many rows was planned. drafts: in all rows. samples: whether it yields
+        tokens.
 
-        Returns the number of drafts that the model should propose behind the step's tokens.
+        Returns the number of drafts that the model should propose behind these.
         """
-        proposes = self.has_model and self._states and rows < self._step_rows
+        proposes = self.has_model and self._states and rows < self._step_rows and samples
         proposals = self._next_proposals() if proposes else 0
         if self.recorded is not None:
             proposals = self.recorded.proposals

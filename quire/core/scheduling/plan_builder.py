@@ -6,7 +6,7 @@ ranks each gets a plan of its own, with its rows, slots and blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from itertools import chain
@@ -101,6 +101,11 @@ class PlanBuilder:
                 return True
         return False
 
+    @property
+    def samples(self) -> bool:
+        """Whether the step yields tokens."""
+        return any(row.wants is Wants.TOKEN for row in self.rows)
+
     def free_decode_rows(self) -> int:
         """Return a number of rows of one token each that no limit would refuse."""
         return min([budget.free_decode_rows() for budget in self._budgets.all], default=NO_BOUND)
@@ -149,9 +154,10 @@ class PlanBuilder:
         step: int,
         moves: Seq[RankMoves],
         proposals: int = 0,
-        continues: tuple[int, ...] = (),
+        places: Mapping[Sequence, int] | None = None,
     ) -> StepPlan:
-        """moves: of each rank. proposals, continues: see StepPlan."""
+        """moves: of each rank. proposals: see StepPlan. places: of rows in the step before, by the
+        sequences of the first rows that were added (StepPlan.continues)."""
         # workers read no parts of a step without rows: what these would carry stays to be sent
         sent = [one.plan_part() for one in self._budgets.sending] if self.rows else []
         plan = StepPlan(
@@ -168,7 +174,9 @@ class PlanBuilder:
             preempted=tuple(self.preempted),
             num_drafts=self.num_drafts,
             proposals=proposals,
-            continues=continues,
+            continues=tuple([places[row.seq] for row in self.rows if row.seq in places])
+            if places
+            else (),
             parts=tuple([part for part in sent if part is not None]),
         )
         return plan if len(moves) == 1 else divide_plan(plan, moves, self.copies)

@@ -14,7 +14,7 @@ Source: the one rule is that of vLLM V1, sched/scheduler.py, note on the schedul
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from collections.abc import Sequence as Seq
 
 from quire.core.admission.request_checks import check_length, check_request
@@ -244,21 +244,20 @@ class Scheduler:
         rows, waiting = len(self._running), len(self._waiting_queue)
         drafting.begin_plan(step, rows, waiting)
         draft = PlanBuilder(self._budgets, rows + waiting, ranks=len(self._kvs))
-        continues = self._continued.plan_rows(draft)
-        if not continues:
-            self._schedule_running(draft)
-        if not continues and len(draft.short_ranks) < len(self._kvs):
+        places = self._continued.plan_rows(draft)
+        self._schedule_running(draft, places)
+        if len(draft.short_ranks) < len(self._kvs):
             self._schedule_waiting(draft)
-        proposals = drafting.end_plan(len(draft.rows), draft.num_drafts)
+        proposals = drafting.end_plan(len(draft.rows), draft.num_drafts, samples=draft.samples)
         allocate_for_proposals(self._kvs, draft.rows, proposals)
         leaves = self._registry.take_leaves()
         moves = [RankMoves(one, kv.take_copies(step)) for one, kv in zip(leaves, self._kvs)]
-        plan = draft.build(step, moves, proposals, continues)
+        plan = draft.build(step, moves, proposals, places)
         self._inflight.push(plan)
         return plan
 
-    def _schedule_running(self, draft: PlanBuilder) -> None:
-        """Give every running sequence its row.
+    def _schedule_running(self, draft: PlanBuilder, planned: Container[Sequence]) -> None:
+        """Give every running sequence its row. planned: those that have one.
 
         The branch in this loop is the fast path: decoding, with space in the last block, while no
         budget can bind. It does what _schedule_sequence(), the general rule, would do.
@@ -266,7 +265,8 @@ class Scheduler:
         running, size, token = SequenceState.RUNNING, self._block_size, Wants.TOKEN
         new_tuple = tuple.__new__  # makes a Row without the call of its constructor
         rows, slack, ones, drafting = draft.rows, 0, 0, self._drafting
-        for seq in draft.candidates(self._running):
+        candidates = draft.candidates(self._running)
+        for seq in [one for one in candidates if one not in planned] if planned else candidates:
             tokens, start = seq.tokens, seq.planned
             length = start + 1
             if (

@@ -263,7 +263,7 @@ def _run_drafter(worker: Any, config: EngineConfig, verified: int) -> None:
         ones = np.ones(len(batch.rows), dtype=np.int32)
         inputs = DraftInputs(-ones, ones << 20, ones)
         hidden = kept.states.new_empty((len(batch.token_ids), kept.states.shape[1]))
-        worker.launch_drafter(replace(batch, draft_inputs=inputs), hidden)
+        worker.proposals.launch(replace(batch, draft_inputs=inputs), hidden)
     if worker.proposals.is_chain:
         for batch in draft_batches(verified, scheduler.max_model_len):
             worker.compute(drafted(batch), ())

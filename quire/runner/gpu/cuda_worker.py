@@ -276,9 +276,10 @@ class CudaWorker:
             variant, others = split_variant(self._model, parts)
             sizes = self._draft_sizes if batch.uses_drafts else self._sizes
             fits = len(batch.rows) <= max(sizes, default=0) and not batch.has_axes
-            fits, before = fits and variant.decodes and keep_graphs(others), None
-            if batch.continues and self.proposals is not None:
-                on_device = fits and self._sampler.draws_alone(batch.sampled_slots)
+            keeps, before = keep_graphs(others), None
+            if batch.continued and self.proposals is not None:
+                alone = self._sampler.draws_alone(batch.sampled_slots)
+                on_device = alone and keeps and not batch.has_axes
                 batch, before = self.proposals.continued(batch, on_device=on_device)
             set_state_batch(self._model, batch)
             for part in parts:
@@ -286,13 +287,13 @@ class CudaWorker:
             self._stage.receive(len(batch.token_ids))
             alone = batch.decode_only and not self._experts.are_shared
             decodes = alone if padded is None else not padded.has_prompts
-            if decodes and fits:
+            if decodes and fits and variant.decodes and keeps:
                 step = self._decode(batch, variant, padded.tokens if padded else 0, before)
                 for part in others:
                     part.after_forward(self._model)
                 return step
             has_shape = padded is not None and padded.has_prompts
-            return self._mixed(batch, others, variant, padded if has_shape else None)
+            return self._mixed(batch, others, variant, padded if has_shape else None, before)
         except BaseException:
             self._pinned_io.out_of_sync = True
             lazy_fusion.discard()
@@ -407,8 +408,10 @@ class CudaWorker:
         parts: Collection[StepPart],
         variant: StepVariant,
         shape: GraphShape | None,
+        before: PendingStep | None,
     ) -> PendingStep | HandedOnStep:
-        """parts: those without the variant. shape: of all data-parallel ranks, if there is one."""
+        """parts: those without the variant. shape: of all data-parallel ranks, if there is one.
+        before: PendingStep.before."""
         how = self._begin_sampling(inputs)
         sampled = padded_sample_rows(len(inputs.sampled_slots), self._max_rows)
         graphs = keep_graphs(parts, all_hidden=not self._samples) and variant in self._variants
@@ -418,19 +421,18 @@ class CudaWorker:
         if self._eager or not graphs or not has_place:
             shape = None
         pending_parts: list[PendingPart] = []
-        bounds = StepBounds.of(inputs)
+        ahead = None if before is None or self.proposals is None else self.proposals.ahead
+        bounds = StepBounds.of(inputs, 0 if ahead is None else len(ahead))
         if shape is not None:
-            with span("upload"):
-                padded = pad_to_shape(inputs, shape, variant.rotary_axes)
-                views = self._mixed_inputs.upload(padded, max(sampled, self._stored_rows(shape)))
+            padded = pad_to_shape(inputs, shape, variant.rotary_axes)
+            views = self._upload(padded, max(sampled, self._stored_rows(shape)), before)
             self._stage.place(inputs.num_decodes, shape.decodes)
             with span("graph"):
                 self._graphs.run(shape._replace(variant=variant.name))
             self._experts.finish()
             hidden = self._hidden
         else:
-            with span("upload"):
-                views = self._mixed_inputs.upload(inputs, sampled)
+            views = self._upload(inputs, sampled, before)
             with span("forward"):
                 hidden = self._gather_and_forward(views, bounds, parts, variant)
         assert hidden is not None
@@ -450,7 +452,16 @@ class CudaWorker:
         chosen = hidden[:sampled] if shape else hidden.index_select(0, views.sampled)
         row_slots, outputs = views.row_slots[:sampled], views.outputs[:sampled]
         step = self._sample(chosen, row_slots, outputs, inputs, how, pending_parts, variant)
+        step.before = before
         return self._propose(step, hidden, prompts)
+
+    def _upload(self, inputs: StepBatch, sampled: int, before: PendingStep | None) -> DeviceInputs:
+        """Upload a step with prompts. sampled: rows, padded. before: PendingStep.before."""
+        with span("upload"):
+            views = self._mixed_inputs.upload(inputs, sampled)
+            if before is not None and self.proposals is not None:
+                self.proposals.place_tokens(views, inputs.continued)
+        return views
 
     def _mixed_forward(self, shape: GraphShape, variant: StepVariant) -> Tensor:
         """Launch the forward pass of a step of this shape, up to what _store_hidden() keeps."""
@@ -571,13 +582,6 @@ class CudaWorker:
         if self.proposals is not None and step.batch.draft_inputs is not None:
             self.proposals.propose(step, hidden, ran)
         return step
-
-    def launch_drafter(self, batch: StepBatch, hidden: Tensor) -> None:
-        """Launch DraftProposals.launch(): what drafts behind a step, which does not run."""
-        assert self.proposals is not None
-        sampled = padded_sample_rows(len(batch.sampled_slots), self._max_rows)
-        views = self._mixed_inputs.upload(batch, sampled)
-        self.proposals.launch(batch, hidden, PromptStep(views, StepBounds.of(batch), None))
 
     def _build_pending_step(
         self,

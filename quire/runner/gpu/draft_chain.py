@@ -30,7 +30,7 @@ from quire.kernels.gpu.runtime import chain_io, step_io
 from quire.kernels.gpu.runtime.chain_io import PassInputs
 from quire.models.base import StepInputs
 from quire.runner.drafters.base import GraphedHead, TargetStates
-from quire.runner.gpu.cuda_graphs import CudaGraphCache, draft_sizes
+from quire.runner.gpu.cuda_graphs import CudaGraphCache, draft_sizes, padded_sample_rows
 from quire.runner.gpu.graph_groups import drafter_graphs
 from quire.runner.gpu.mixed_batch_graphs import GraphShape, pad_tokens
 from quire.runner.gpu.mixed_inputs import MixedInputs, empty_step_buffers
@@ -92,13 +92,13 @@ class ChainSizes(NamedTuple):
 class ChainResult:
     """The drafts behind a step, on their way to the host: there after the step's event."""
 
-    rows: Ints  # [m] of the plan
-    most: Ints  # [m] drafts
-    room: Ints  # [m] positions that a row has blocks for
+    rows: Ints  # of the plan, those that yield tokens
+    most: Ints  # drafts of each
+    room: Ints  # positions that each has blocks for
     drafts: Ints  # [D, m or more]
 
     def of_row(self, row: int) -> list[int]:
-        drafts: list[int] = self.drafts[:, np.flatnonzero(self.rows == row)[0]].tolist()
+        drafts: list[int] = self.drafts[:, row].tolist()
         return drafts
 
     def as_field(
@@ -109,7 +109,7 @@ class ChainResult:
         ends = batch.sampled_tokens[[last[row] for row in self.rows.tolist()]]
         behind = self.room - batch.positions[ends]
         counts = np.minimum(np.minimum(self.most, behind), len(self.drafts)).tolist()
-        columns = self.drafts[:, : len(counts)].T.tolist()
+        columns = self.drafts[:, self.rows].T.tolist()
         for row, count, drafts in zip(self.rows.tolist(), counts, columns):
             if count > 0:
                 found[row] = tuple(drafts[:count])
@@ -180,17 +180,21 @@ class DraftChain:
         of = np.searchsorted(batch.q_starts, batch.sampled_tokens[first], side="right") - 1
         room = np.minimum(inputs.blocks[of] * self._slots.block_size, self._head.max_len)
         most = inputs.most[of]
-        count = int(most.max(initial=0)) if len(first) <= self._sizes[-1] else 0
+        last = int(plan_rows.max(initial=-1))
+        count = int(most.max(initial=0)) if last < self._sizes[-1] else 0
         if count or isinstance(ran, int):
-            counts = np.diff(first, append=len(plan_rows))
-            self._upload(_expected_tokens(batch), np.stack((first, counts, room, batch.slots[of])))
+            counts, rows = np.diff(first, append=len(plan_rows)), plan_rows[first]
+            table = np.zeros((ROW_FIELDS, last + 1), dtype=np.int32)
+            table[3] = -1  # rows that yield nothing
+            table[:, rows] = first, counts, room, batch.slots[of]
+            self._upload(_expected_tokens(batch), table)
         if isinstance(ran, int):
             self._run(ChainGraph("first", ran))
         else:
             self._run_prompts(batch, ran, states)
         if not count:
             return None
-        padded = self._sizes[bisect_left(self._sizes, len(first))]
+        padded = self._sizes[bisect_left(self._sizes, last + 1)]
         self._run(ChainGraph("ends", padded))
         for _ in range(count if self._head.is_whole else count - 1):
             self._run(ChainGraph("next", padded))
@@ -198,6 +202,13 @@ class DraftChain:
         host = self._ring[self._turn][:count]
         host.copy_(self._drafts[:count], non_blocking=True)
         return ChainResult(plan_rows[first], most, room, host.numpy())
+
+    def launch_alone(self, batch: StepBatch, states: TargetStates) -> None:
+        """Launch what is launched behind a step with prompts, and what places its tokens."""
+        sampled = padded_sample_rows(len(batch.sampled_slots), self._max_tokens)
+        views = self._mixed.upload(batch, sampled)
+        chain_io.place_tokens(views, self.ahead, min(sampled, 1))
+        self.launch_behind(batch, PromptStep(views, StepBounds.of(batch), None), states)
 
     def _run_prompts(self, batch: StepBatch, ran: PromptStep, states: TargetStates) -> None:
         views, bounds, shape = ran

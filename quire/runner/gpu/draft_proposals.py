@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from quire.attention.base import AttentionMetadata
 from quire.kernels.framework import lazy_fusion
+from quire.kernels.gpu.runtime import chain_io
 from quire.kernels.gpu.runtime import step_io as kernels
 from quire.models.base import HiddenTaps
 from quire.runner.drafters.base import ModelDrafter, TargetStates
@@ -32,7 +33,7 @@ from quire.runner.gpu.draft_chain import (
     keep_rows,
 )
 from quire.runner.gpu.mixed_batch_graphs import GraphShape, without_padding
-from quire.runner.gpu.pending_step import PendingStep, continued_batch
+from quire.runner.gpu.pending_step import DeviceInputs, PendingStep, continued_batch
 from quire.runner.gpu.staging_buffer import align_words
 from quire.runner.step_batch import StepBatch
 from quire.sampling.step_sampling import StepTokens
@@ -146,6 +147,11 @@ class DraftProposals:
         if self._chain is not None:
             self._chain.padded_states = self._padded
 
+    def place_tokens(self, views: DeviceInputs, count: int) -> None:
+        """Give the first tokens of a step with prompts, so many, what they continue with."""
+        assert self._chain is not None, "only a chain has it"
+        chain_io.place_tokens(views, self._chain.ahead, count)
+
     def keep_tokens(self, ids: Tensor) -> None:
         """Copy the tokens [T] of a step with prompts to where propose() finds them."""
         if self._chain is not None:
@@ -183,16 +189,15 @@ class DraftProposals:
     ) -> tuple[StepBatch, PendingStep | None]:
         """Return a batch that continues another as its step reads it, and the step before.
 
-        on_device: the step is a graph, and its tokens are drawn from device tensors alone. If not,
-        or if no chain has what it continues with, this waits for the step before.
+        on_device: its tokens are drawn from device tensors alone. If not, or if no chain has what
+        it continues with, this waits for the step before.
         """
         assert self._last is not None, "no step had drafts"
-        decoded = self._last.batch.decode_only  # else rows of the plan are in another order
-        if on_device and decoded and isinstance(self._last.drafts, ChainResult):
+        if on_device and isinstance(self._last.drafts, ChainResult):
             return batch, self._last
         return continued_batch(batch, self._last), None
 
-    def launch(self, batch: StepBatch, hidden: Tensor, ran: PromptStep) -> None:
+    def launch(self, batch: StepBatch, hidden: Tensor) -> None:
         """Launch what propose() launches behind a step of which every token is accepted.
 
         hidden: [T, E], which takes the place of all states.
@@ -200,7 +205,7 @@ class DraftProposals:
         states = TargetStates(hidden, dict.fromkeys(self._drafter.taps, hidden))
         kept = range(len(batch.sampled_rows))
         if self._chain is not None:
-            self._chain.launch_behind(batch, ran, states)
+            self._chain.launch_alone(batch, states)
             if not self._drafter.reads_media:
                 return
         self._drafter.launch(batch, [0] * len(kept), kept, states, self._metadata)

@@ -148,6 +148,7 @@ def pad_to_shape(inputs: StepBatch, shape: GraphShape, axes: int = 1) -> StepBat
         max_context=inputs.max_context,
         decode_only=False,
         rotary=_pad_rotary(inputs, shape, axes),
+        continued=inputs.continued,
     )
 
 

@@ -78,13 +78,14 @@ class StepBounds(NamedTuple):
         return cls(shape.decodes, shape.tokens, max_context, None, drafts=False, taps=taps)
 
     @classmethod
-    def of(cls, batch: StepBatch) -> StepBounds:
+    def of(cls, batch: StepBatch, ahead: int = 0) -> StepBounds:
+        """ahead: by so many the batch's contexts may be too small."""
         first = batch.num_decodes
         queries, contexts = np.diff(batch.q_starts[first:]), batch.contexts[first:]
         return cls(
             batch.num_decodes,
             batch.max_query,
-            batch.max_context,
+            batch.max_context + ahead,
             batch.max_prior_context,
             bool(batch.next_drafts) and batch.num_decodes == len(batch.token_ids),
             batch.draft_inputs is not None,
@@ -170,7 +171,7 @@ class PendingStep:
     def settled_batch(self) -> StepBatch:
         """Return the batch with its true numbers; waits for the step that it continues."""
         before, batch = self.before, self.batch  # in this order: a second thread may be here too
-        if before is not None and batch.continues:
+        if before is not None and batch.continued:
             self.batch, self.before = continued_batch(batch, before), None
         return self.batch
 
@@ -189,27 +190,31 @@ def continued_batch(batch: StepBatch, before: PendingStep) -> StepBatch:
 
     Drafts that are missing are 0: whatever they are, they are verified.
     """
-    if not batch.continues:
+    count = batch.continued
+    if not count:
         return batch
     run, tokens = before.settled_batch(), before.step_tokens()
     yielded: dict[int, list[int]] = {}
     for i in run.accepted(tokens.ids, tokens.ends):
         yielded.setdefault(run.sampled_rows[i], []).append(tokens.ids[i])
-    places = [ahead_place(code) for code in batch.token_ids.tolist()]
+    places = [ahead_place(code) for code in batch.token_ids[:count].tolist()]
     found = {row: yielded.get(row, [0]) for row, _ in places}  # [0]: its sequence has ended
     drafts = {row: before.drafts.of_row(row) if before.drafts else () for row in found}
     ids = [([found[row][-1], *drafts[row]] + [0] * place)[place] for row, place in places]
-    more = np.array([len(found[row]) - 1 for row, _ in places], dtype=np.int32)
-    follows = [one != -1 for one in batch.next_drafts]
+    more = np.zeros(len(batch.token_ids), dtype=np.int32)
+    more[:count] = [len(found[row]) - 1 for row, _ in places]
+    follows = [one != -1 for one in batch.next_drafts[:count]]
+    drafted = [one if has else -1 for one, has in zip([*ids[1:], -1], follows)]
+    contexts = batch.contexts + more[: len(batch.contexts)]
     rotary = batch.rotary
     return replace(
         batch,
-        continues=False,
-        token_ids=np.array(ids, dtype=np.int32),
+        continued=0,
+        token_ids=np.concatenate([np.array(ids, dtype=np.int32), batch.token_ids[count:]]),
         positions=batch.positions + more,
-        contexts=batch.contexts + more,
-        num_outputs=batch.num_outputs + more,
-        max_context=int((batch.contexts + more).max()),
-        next_drafts=[one if has else -1 for one, has in zip([*ids[1:], -1], follows)],
+        contexts=contexts,
+        num_outputs=batch.num_outputs + more[: len(batch.num_outputs)],
+        max_context=int(contexts.max()),
+        next_drafts=[*drafted, *batch.next_drafts[count:]],
         rotary=None if rotary is None else rotary + np.tile(more, len(rotary) // len(more)),
     )

@@ -88,20 +88,39 @@ def test_a_pass_follows_in_its_blocks_and_rows_without_room_are_padding():
 
 def test_a_row_has_as_many_drafts_as_its_blocks_and_its_request_allow():
     accepted = SimpleNamespace(
-        sampled_rows=[0, 0, 1, 2, 2],
-        positions=np.array([10, 11, 5, 8, 9]),
+        sampled_rows=[0, 0, 1, 3, 3],  # row 2 is a part of a prompt
+        sampled_tokens=np.array([0, 1, 2, 5, 6]),
+        positions=np.array([10, 11, 5, 0, 0, 8, 9]),
         accepted=lambda ids, ends: [0, 1, 2, 3],
     )
-    drafts = np.arange(12, dtype=np.int32).reshape(3, 4)  # [D, m], padded by one
-    arrays = np.array([0, 1, 2]), np.array([3, 0, 2]), np.array([13, 16, 16])
+    drafts = np.arange(15, dtype=np.int32).reshape(3, 5)  # [D, m], padded by one
+    arrays = np.array([0, 1, 3]), np.array([3, 0, 2]), np.array([13, 16, 16])
     result = ChainResult(*arrays, drafts)
     found = result.as_field(accepted, StepTokens([0] * 5))
-    assert found == {"drafts": {0: (0, 4), 2: (2, 6)}}
-    assert result.of_row(2) == [2, 6, 10]
+    assert found == {"drafts": {0: (0, 5), 3: (3, 8)}}
+    assert result.of_row(3) == [3, 8, 13]
+
+
+@pytest.mark.parametrize("has_rotary", [False, True])
+def test_tokens_are_placed_behind_what_the_rows_before_yield(has_rotary):
+    ahead = torch.zeros((2 + 3, STRIDE), dtype=torch.int32)
+    ahead[0, [4, 2]], ahead[1, [4, 2]], ahead[2, 2], ahead[3, 2] = ints(2, 0), ints(70, 80), 90, 91
+    codes = [ahead_code(4, 0), ahead_code(2, 0), ahead_code(2, 1), ahead_code(2, 2), 7, -5]
+    positions = ints(10, 20, 21, 22, 30, 31)
+    inputs = SimpleNamespace(
+        token_ids=ints(*codes), positions=positions, contexts=ints(11, 21, 22, 23, 32),
+        outputs=ints(1, 2, 3, 4, 9, 9), rotary=ints(0, 1, 2, 3, 4, 5) if has_rotary else positions,
+    )  # fmt: skip
+    chain_io.place_tokens(inputs, ahead, 4)
+    assert inputs.token_ids.tolist() == [70, 80, 90, 91, 7, -5]
+    assert inputs.positions.tolist() == [12, 20, 21, 22, 30, 31]
+    assert inputs.contexts.tolist() == [13, 21, 22, 23, 32]
+    assert inputs.outputs.tolist() == [3, 2, 3, 4, 9, 9]
+    assert not has_rotary or inputs.rotary.tolist() == [2, 1, 2, 3, 4, 5]
 
 
 def test_made_up_acceptance_takes_the_place_of_drafts():
-    batch = SimpleNamespace(token_ids=[1, 2, 3], next_drafts=[7, 8, -1], agreement=())
+    batch = SimpleNamespace(sampled_tokens=[0, 1, 2], next_drafts=[7, 8, -1], agreement=())
     assert _expected_tokens(batch).tolist() == [7, 8, -1]
     batch.agreement = [True, False, True]
     assert _expected_tokens(batch).tolist() == [ANY_TOKEN, -1, -1]

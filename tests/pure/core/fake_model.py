@@ -170,7 +170,8 @@ class FakeModel:
             self.sources[seq.slot] = tuple(chain(*seq.cross_tables))
         for seq in plan.changed_tables:
             self.tables[seq.slot] = [[] for _ in self.windows]
-        rows = [self._row(row, continues=bool(plan.continues)) for row in plan.rows]
+        count = len(plan.continues)
+        rows = [self._row(row, continues=i < count) for i, row in enumerate(plan.rows)]
         encodes = [seq for seq in plan.joins if seq.encoder_step == plan.step]
         sources = [
             (seq.request, sources_of(seq.request)[i], tuple(seq.cross_tables[i]))
@@ -229,8 +230,8 @@ class FakeModel:
     def wait(self):
         """Execute the oldest plan."""
         plan, rows, sources, rank, starts, saves = self.queue.popleft()
-        if plan.continues:
-            rows = [self._continued(*row) for row in rows]
+        count = len(plan.continues)
+        rows = [*(self._continued(*row) for row in rows[:count]), *rows[count:]]
         self._copy(plan.swap_out, self.device, self.host)
         self._copy(plan.swap_in, self.host, self.device)
         self._copy(plan.copies, self.device, self.device)

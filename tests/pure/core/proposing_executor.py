@@ -16,7 +16,8 @@ class ProposingExecutor(Executor):
         self._propose, self._proposed = propose, {}
 
     def submit(self, plan):
-        rows = tuple(map(self._ahead, plan.rows)) if plan.continues else plan.rows
+        count = len(plan.continues)
+        rows = (*map(self._ahead, plan.rows[:count]), *plan.rows[count:])
         step = super().submit(replace(plan, rows=rows))
         drafts = {}
         for i, row in enumerate(plan.rows if plan.proposals else ()):

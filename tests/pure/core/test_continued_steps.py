@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 
-from quire.core.types import StopConditions
+from quire.core.types import StopConditions, Wants
 from tests import tiers
 from tests.pure.core.builders import request
 from tests.pure.core.workload import (
@@ -43,7 +42,7 @@ def continuing(rng, requests):
     """Return a random setup in which steps may continue others."""
     setup = random_setup(rng, requests)
     setup.depth, setup.model_proposes = 2, True
-    setup.budget, setup.chunked, setup.max_rows = 1000, True, 64
+    setup.budget, setup.chunked, setup.max_rows = rng.choice([30, 1000]), True, 64
     setup.chunk_cap = setup.partial = 0
     setup.blocks += rng.choice([0, BLOCKS, BLOCKS])
     setup.slots = rng.choice([3, 64])
@@ -87,24 +86,27 @@ def test_most_steps_continue_and_sequences_end_at_different_times(windows):
     assert freed == (6 in windows), "blocks outside of the window"
 
 
-def test_a_sequence_that_may_start_waits_for_one_result_only():
-    setup = Setup(depth=2, drafts=3, proposer=oracle((None,), 0.2), model_proposes=True, slots=2)
-    run, found = watched(setup, [request("a", range(5), 80), request("b", range(4), 80)])
-    for one in run.requests:
-        run.add(one)
-    while len(found) < 3:
-        run.step()
-    late = request("late", range(3), 9)
-    run.by_id["late"] = late
-    run.add(late)
-    before = len(found)
-    for _ in range(4):
-        run.step()
-    assert len(found) > before, "there is no seat: the others go on"
-    run.scheduler.abort("b")
-    run.step()
-    run.step()
-    assert any(seq.request is late for seq in run.scheduler._running)
+def test_prompts_have_their_rows_behind_those_that_continue():
+    setup = Setup(
+        depth=2, drafts=3, proposer=oracle((None,), 0.2), model_proposes=True, budget=24,
+        chunked=True, blocks=BLOCKS, slots=2,
+    )  # fmt: skip
+    work = [request("a", range(5), 80), request("long", range(90), 30), request("b", range(40), 9)]
+    run, found = watched(setup, work)
+    plans, plan = {}, run.scheduler.plan
+
+    def note():
+        planned = plan()
+        plans[planned.step] = planned
+        return planned
+
+    run.scheduler.plan = note
+    check_outcome(run, run.run())
+    beside = [row for one in found for row in one.rows[len(one.continues) :]]
+    assert sum(row.wants is Wants.NOTHING for row in beside) > 2
+    assert any(one.joins for one in found), "a prompt begins beside"
+    before = [plans[one.step - 1].rows[place] for one in found for place in one.continues]
+    assert any(row.count > 1 + row.drafts for row in before), "a first token is continued"
 
 
 def test_rows_have_blocks_for_the_furthest_place_where_they_may_begin():
@@ -128,16 +130,3 @@ def test_a_step_waits_where_blocks_are_short():
     check_outcome(run, out)
     assert found
     assert out.preemptions
-
-
-def test_a_sequence_without_a_row_has_one_in_the_next_plan():
-    setup = Setup(depth=2, drafts=3, proposer=oracle((None,), 0.2), model_proposes=True)
-    run, found = watched(setup, [request("a", range(5), 80), request("b", range(4), 80)])
-    for one in run.requests:
-        run.add(one)
-    while not found:
-        run.step()
-    step, continued = run.scheduler._inflight.only_step, run.scheduler._continued
-    assert set(continued.rows) == {0, 1}
-    step.plan = replace(step.plan, rows=step.plan.rows[:1])
-    assert not continued.rows

@@ -8,7 +8,7 @@ Axes: T tokens of the step before, m rows with drafts, D drafts of a row
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import triton.language as tl
 from torch import Tensor
@@ -118,6 +118,68 @@ def _advance_rows_kernel(
         )  # fmt: skip
     tl.debug_barrier()  # every thread has read the number
     tl.store(pass_ptr, number + 1)
+
+
+@kernel("tokens", "stride")
+def _place_tokens_kernel(
+    token_ptr,  # [T] codes in, tokens out
+    position_ptr,  # [T] in and out
+    context_ptr,  # [T] in and out
+    output_ptr,  # [T] in and out
+    rotary_ptr,  # [T] in and out
+    ahead_ptr,  # [2 + D, stride]: of each row of the step before, accepted drafts, then tokens
+    tokens,
+    stride,
+    ROTARY: tl.constexpr,  # whether rotary positions are others
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    live = t < tokens
+    place = -2 - tl.load(token_ptr + t, mask=live, other=-2)
+    row = place % ROWS
+    token = tl.load(ahead_ptr + (1 + place // ROWS) * stride + row, mask=live, other=0)
+    accepted = tl.load(ahead_ptr + row, mask=live, other=0)
+    tl.store(token_ptr + t, token, mask=live)
+    position = tl.load(position_ptr + t, mask=live, other=0)
+    tl.store(position_ptr + t, position + accepted, mask=live)
+    context = tl.load(context_ptr + t, mask=live, other=0)
+    tl.store(context_ptr + t, context + accepted, mask=live)
+    output = tl.load(output_ptr + t, mask=live, other=0)
+    tl.store(output_ptr + t, output + accepted, mask=live)
+    if ROTARY:
+        rotary = tl.load(rotary_ptr + t, mask=live, other=0)
+        tl.store(rotary_ptr + t, rotary + accepted, mask=live)
+
+
+class TokenInputs(Protocol):
+    """What place_tokens() writes: [T or more] int32 each."""
+
+    @property
+    def token_ids(self) -> Tensor: ...
+    @property
+    def positions(self) -> Tensor: ...
+    @property
+    def contexts(self) -> Tensor: ...
+    @property
+    def outputs(self) -> Tensor: ...
+    @property
+    def rotary(self) -> Tensor: ...
+
+
+def place_tokens(inputs: TokenInputs, ahead: Tensor, count: int) -> None:
+    """Give the first `count` tokens of a step what they continue with: their tokens in place of
+    codes (quire.runner.step_batch.ahead_code), and positions behind the drafts that were accepted.
+
+    ahead: as find_ends() has it. Each token is a row of its own, and is sampled.
+    """
+    rotary, positions = inputs.rotary, inputs.positions
+    _place_tokens_kernel(
+        (cdiv(count, BLOCK), 1, 1),
+        (inputs.token_ids, positions, inputs.contexts, inputs.outputs, rotary, ahead),
+        (count, ahead.shape[1]),
+        (rotary is not positions, AHEAD_ROWS, BLOCK),
+    )
 
 
 def find_ends(
