@@ -42,8 +42,8 @@ def task(folder, **options):
 class Process:
     """A build process that finds KERNELS, and fails after some."""
 
-    def __init__(self, compiled):
-        self.compiled, self.tasks = compiled, []
+    def __init__(self, compiled, status=0):
+        self.compiled, self.tasks, self.status = compiled, [], status
 
     def send(self, task):
         self.tasks.append(task)
@@ -58,10 +58,10 @@ class Process:
 @pytest.fixture
 def started(monkeypatch):
     """Processes that were started, and kernels that were loaded."""
-    found = {"processes": [], "loaded": [], "absent": set(), "compiled": 3}
+    found = {"processes": [], "loaded": [], "absent": set(), "compiled": 3, "statuses": [0] * 9}
 
     def start():
-        found["processes"].append(Process(found["compiled"]))
+        found["processes"].append(Process(found["compiled"], found["statuses"].pop(0)))
         return found["processes"][-1]
 
     def load(kernels):
@@ -105,6 +105,14 @@ def test_a_folder_that_lacks_kernels_of_its_manifest_gets_them(tmp_path, started
 def test_a_process_that_fails_is_a_warning(tmp_path, started, caplog):
     started["compiled"] = 1
     assert KernelBuilder(task(tmp_path)).load() == 1
+    assert "not all GPU kernels could be compiled ahead" in caplog.text
+
+
+def test_a_process_that_is_killed_has_another_in_its_place_once(tmp_path, started, caplog):
+    started["compiled"], started["statuses"] = 1, [-9, -9]
+    assert KernelBuilder(task(tmp_path)).load() == 1
+    assert len(started["processes"]) == 2
+    assert "ended with status -9" in caplog.text
     assert "not all GPU kernels could be compiled ahead" in caplog.text
 
 

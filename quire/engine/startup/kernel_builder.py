@@ -92,6 +92,7 @@ class KernelBuildProcess:
             stdout=subprocess.PIPE,
         )
         weakref.finalize(self, self._process.kill)  # a start that failed: its results are not read
+        self.status = 0  # of its exit, after receive()
 
     def send(self, task: KernelBuildTask) -> None:
         """Start the work. The process ends after it."""
@@ -105,7 +106,7 @@ class KernelBuildProcess:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             yield msgspec.json.decode(line, type=KernelBuildProgress)
-        self._process.wait()
+        self.status = self._process.wait()
 
     def stop(self) -> None:
         """End the process."""
@@ -175,23 +176,35 @@ class KernelBuilder:
                 return len(self._known)
             log.info("the folder of kernels lacks some of its manifest: %s", self._task.folder)
             self._start_process()
-        count, reported, complete = 0, time.monotonic(), False
-        assert self._process is not None
-        for progress in self._process.receive():
-            if progress.kernel is None:
-                complete = True
-                continue
-            load_cached([progress.kernel])
-            count += 1
-            if time.monotonic() - reported > PROGRESS_S:
-                reported = time.monotonic()
-                log.info("compiling GPU kernels: %d of %d", count, progress.total)
+        count, complete = self._load_compiled()
+        if self._process is not None and self._process.status:
+            # what it has compiled is found again; a kernel that cannot be compiled has status 0
+            log.warning("the process of GPU kernels ended with status %d", self._process.status)
+            self._start_process()
+            count, complete = self._load_compiled()
         if not complete:
             log.warning(
                 "not all GPU kernels could be compiled ahead (the lines above say why): the others "
                 "compile in the first step that needs them"
             )
         return count
+
+    def _load_compiled(self) -> tuple[int, bool]:
+        """Load the kernels of the process, as they get ready. Returns: how many, and whether these
+        are all."""
+        from quire.kernels.framework.kernel_precompile import load_cached
+
+        count, reported = 0, time.monotonic()
+        assert self._process is not None
+        for progress in self._process.receive():
+            if progress.kernel is None:
+                return count, True
+            load_cached([progress.kernel])
+            count += 1
+            if time.monotonic() - reported > PROGRESS_S:
+                reported = time.monotonic()
+                log.info("compiling GPU kernels: %d of %d", count, progress.total)
+        return count, False
 
     @property
     def memory_record(self) -> Path:
