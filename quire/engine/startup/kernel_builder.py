@@ -194,17 +194,18 @@ class KernelBuilder:
         are all."""
         from quire.kernels.framework.kernel_precompile import load_cached
 
-        count, reported = 0, time.monotonic()
+        count, reported, complete = 0, time.monotonic(), False
         assert self._process is not None
         for progress in self._process.receive():
             if progress.kernel is None:
-                return count, True
+                complete = True
+                continue
             load_cached([progress.kernel])
             count += 1
             if time.monotonic() - reported > PROGRESS_S:
                 reported = time.monotonic()
                 log.info("compiling GPU kernels: %d of %d", count, progress.total)
-        return count, False
+        return count, complete
 
     @property
     def memory_record(self) -> Path:

@@ -21,7 +21,7 @@ from quire.core.types import DataParallelTokens, RankRows
 from quire.runner.step_batch import Ints, StepBatch
 
 TOKEN_COUNTS = (64, 128, 256, 384, 512, 768, CAPTURED_TOKENS)
-DECODE_COUNTS = (0, 16, 64, 128, 256, 512)
+DECODE_COUNTS = (0, 16, 64, 128, 256, 384, 512)
 LARGE_TOKEN_COUNTS = (1280, 1536, 2048, 2560, 3072, MOST_CAPTURED_TOKENS)
 """Of small models, whose padding takes little time: a third of such a shape may be padding."""
 LARGE_DECODE_COUNTS = (256, 512)
