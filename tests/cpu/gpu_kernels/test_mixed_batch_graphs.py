@@ -143,7 +143,7 @@ def test_the_shape_of_128_tokens_alone_has_more_rows_of_prompts():
 
 def test_much_padding_is_worse_than_single_launches():
     assert select_graph_shape(inputs_of([(500, 0, True)]), SHAPES).tokens == 512
-    shapes, decodes = graph_shapes(8192, 512), [(1, 3, True)] * 257
+    shapes, decodes = graph_shapes(8192, 512), [(1, 3, True)] * 385
     assert select_graph_shape(inputs_of([*decodes, (255, 0, True)]), shapes) == (768, 512, "")
     assert select_graph_shape(inputs_of([*decodes, (257, 0, True)]), shapes) is None
 
