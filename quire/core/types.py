@@ -333,6 +333,14 @@ class Sequence:
         return len(self.tokens) - self.planned
 
 
+def num_known_tokens(seq: Sequence) -> int:
+    """Return the number of leading tokens that no step in flight has yet to yield."""
+    known = len(seq.tokens)
+    while seq.tokens[known - 1] == UNKNOWN:
+        known -= 1
+    return known
+
+
 class Wants(Enum):
     """Result that a row of a step must yield."""
 

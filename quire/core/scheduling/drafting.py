@@ -27,7 +27,7 @@ from quire.core.drafters.prediction import PredictionDrafter
 from quire.core.scheduling.draft_costs import FIRST_PRICE, LEAST_PRICE, DraftCosts
 from quire.core.scheduling.draft_trials import DraftTrials
 from quire.core.scheduling.limits.base import NO_BOUND
-from quire.core.types import UNKNOWN, DraftCounts, Request, Sequence, StepPlan
+from quire.core.types import DraftCounts, Request, Sequence, StepPlan, num_known_tokens
 
 LAST_WAIT = 64
 """Tokens after which a sequence without drafts is looked at again, at most. A power of 2."""
@@ -267,7 +267,7 @@ class Drafting:
             return len(seq.drafts)
         if self.begun != self.step:
             self._begin_step()
-        length, known = len(seq.tokens), _known(seq)
+        length, known = len(seq.tokens), num_known_tokens(seq)
         if not self._left:
             seq.drafts = ()
             if self.has_model:
@@ -441,7 +441,7 @@ class Drafting:
         """A result of the sequence has proposals. Tokens that later steps in flight will yield are
         assumed to be the first of them."""
         if seq in self._states and not seq.row_drafts:
-            seq.drafts = drafts[len(seq.tokens) - _known(seq) :]
+            seq.drafts = drafts[len(seq.tokens) - num_known_tokens(seq) :]
             seq.plain_len = 0
 
     def record(self, seq: Sequence, drafts: int, accepted: int) -> None:
@@ -549,11 +549,3 @@ def _drift(rates: list[float], verified: int) -> None:
     """Let acceptance at positions that were not verified go to that of the last one that was."""
     for position in range(verified, len(rates)):
         rates[position] += (rates[position - 1] - rates[position]) * DRIFT
-
-
-def _known(seq: Sequence) -> int:
-    """Number of leading tokens that no step in flight has yet to yield."""
-    known = len(seq.tokens)
-    while seq.tokens[known - 1] == UNKNOWN:
-        known -= 1
-    return known

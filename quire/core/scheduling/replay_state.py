@@ -6,50 +6,77 @@ Used only by replays. It moves sequences through the same methods as the schedul
 from __future__ import annotations
 
 from quire.core.kv.kv_cache import KVCache
+from quire.core.scheduling.block_allocation import allocate_for_proposals
 from quire.core.scheduling.drafting import Drafting, RecordedDrafts
+from quire.core.scheduling.inflight_steps import InflightSteps
 from quire.core.scheduling.sequence_registry import SequenceRegistry
+from quire.core.types import UNKNOWN, Row, StepPlan, Wants
+
+RestoredRow = tuple[str, int, int, int]
+"""Request, index of the sequence, count, drafts."""
 
 
 class ReplayState:
     """State of one scheduler, between two of its steps."""
 
-    def __init__(self, kv: KVCache, registry: SequenceRegistry, drafting: Drafting) -> None:
+    def __init__(
+        self,
+        kv: KVCache,
+        registry: SequenceRegistry,
+        inflight: InflightSteps,
+        drafting: Drafting,
+    ) -> None:
         self._kv = kv
         self._registry = registry
+        self._inflight = inflight
         self._drafting = drafting
 
     def set_drafts(self, drafts: RecordedDrafts) -> None:
         """Set the drafts of the next plan."""
         self._drafting.recorded = drafts
 
-    def length(self, request_id: str, index: int) -> int:
-        """Number of tokens of a sequence; 0 if its request has ended."""
-        group = self._registry.groups.get(request_id)
-        return 0 if group is None else len(group.sequences[index].tokens)
-
-    def finish_drafts(self, request_id: str, index: int, kept: int, more: list[int]) -> None:
-        """Apply a row with drafts that was in flight when the recording began, as if it had yielded
-        one token. kept: tokens that it yielded; `more` are those after the first."""
-        seq = self._registry.groups[request_id].sequences[index]
-        if not seq.row_drafts:
-            return
-        since, seq.row_drafts = seq.computed, 0
-        if not kept:
-            seq.tokens.pop()
-        seq.tokens += more
-        seq.computed = seq.planned = since + kept - 1
-        self._kv.cache_full_blocks(seq, min(since, seq.computed))
-
-    def start_running(self, request_id: str, index: int, computed: int, drafts: int = 0) -> None:
-        """Start a waiting sequence, with `computed` tokens in the cache. drafts: of its row in
-        flight."""
+    def start_running(self, request_id: str, index: int, computed: int) -> None:
+        """Start a waiting sequence, with `computed` tokens in the cache."""
         kv, seq = self._kv, self._registry.groups[request_id].sequences[index]
         self._registry.remove_waiting(seq)
         self._registry.start_running(seq)
-        seq.row_drafts = drafts
-        if kv.allocate(seq, computed + drafts):
+        if kv.allocate(seq, computed):
             seq.computed = seq.planned = computed
             kv.cache_full_blocks(seq, 0)
+
+    def fork_followers(self) -> None:
+        """Queue the other sequences of requests whose prompt is computed."""
+        for seq in [*self._registry.running]:
+            self._registry.fork_followers(seq)
+
+    def restore_step(self, rows: list[RestoredRow], proposals: int, continued: int) -> StepPlan:
+        """Return a step that is in flight, of running sequences that have blocks for it.
+
+        proposals: drafts that a model makes behind it. continued: so many of the first rows
+        continue others.
+        """
+        made = []
+        for request_id, index, count, drafts in rows:
+            seq = self._registry.groups[request_id].sequences[index]
+            if not self._kv.allocate(seq, count):
+                continue
+            start, wants = seq.planned, Wants.NOTHING
+            if count - drafts == seq.pending:
+                wants = Wants.TOKEN if seq.request.pooling is None else Wants.POOLED
+            seq.planned, seq.row_drafts = start + count - drafts, drafts
+            made.append(Row(seq, start, count, wants, drafts))
+            if wants is Wants.TOKEN:
+                seq.tokens.append(UNKNOWN)
+        allocate_for_proposals([self._kv], made, proposals)
+        plan = StepPlan(
+            self._inflight.next_step,
+            tuple(made),
+            num_drafts=sum(row.drafts for row in made),
+            proposals=proposals,
+            continues=tuple(range(continued)),
+        )
+        self._inflight.push(plan)
+        return plan
 
     def waits_without_blocks(self, request_id: str, index: int) -> bool:
         """Whether the sequence exists and holds no blocks."""

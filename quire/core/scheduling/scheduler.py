@@ -428,7 +428,7 @@ class Scheduler:
 
     def replay_state(self) -> ReplayState:
         """Return the object with which replays set the scheduler's state."""
-        return ReplayState(self._kvs[0], self._registry, self._drafting)
+        return ReplayState(self._kvs[0], self._registry, self._inflight, self._drafting)
 
     def _pop_inflight(self, plan: StepPlan) -> InflightStep:
         inflight = self._inflight.pop_oldest(plan)

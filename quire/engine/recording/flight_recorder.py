@@ -6,7 +6,8 @@ is its length and the first bytes of its block keys. A record is a msgpack array
 is its kind:
 
     "b" state   step, at, available blocks, requests (None: they need too much space), numbers of
-                sequences in the order of joining; as if steps in flight had finished
+                sequences in the order of joining, steps in flight (step, drafts that a model
+                proposes, rows that continue others, rows: sequence, count, drafts)
     "a" added   at, facts of the request, its first sequence (number, index, block keys)
     "g" admission  at, requests queued, requests ended
     "x" abort   at, request                 "e" abort      at, request, index of the sequence
@@ -30,6 +31,7 @@ import mmap
 import os
 import struct
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from itertools import dropwhile
@@ -38,7 +40,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from quire.core.kv.cross_blocks import source_digest
-from quire.core.types import Request, SequenceState, StepPlan, Update, Wants
+from quire.core.types import Request, SequenceState, StepPlan, Update, Wants, num_known_tokens
 from quire.core.types import Sequence as Seq
 from quire.engine.core.step_observer import StepObserver
 
@@ -230,6 +232,7 @@ class FlightRecorder(StepObserver):
         self._keys_written: dict[Seq, int] = {}
         self._keyless: dict[Seq, None] = {}  # joined without a lookup in the prefix cache
         self._last_rows: tuple[Seq, ...] | None = None  # of the plan before
+        self._in_flight: deque[StepPlan] = deque()
         self._write_state()
 
     # -- as an observer -------------------------------------------------------------------------
@@ -286,6 +289,7 @@ class FlightRecorder(StepObserver):
 
     def on_step_planned(self, plan: StepPlan) -> None:
         self._step = plan.step
+        self._in_flight.append(plan)
         joins = [self._join(seq) for seq in plan.joins]
         sequences, starts, counts, wants, drafts = zip(*plan.rows) if plan.rows else ((),) * 5
         begin = "p", plan.step, self._clock(), self._available(), joins, starts
@@ -307,7 +311,7 @@ class FlightRecorder(StepObserver):
             numbers = [self._sequences[seq] for seq in sequences]
             self._ring.append(self._encode((*begin, numbers, *rest)))
             self._last_rows = None
-            self._write_state()  # after the plan: it is in the state of the sequences
+            self._write_state()  # after the plan: it is in flight
 
     def on_step_submitted(self, plan: StepPlan) -> None:
         self._ring.mark_submitted(plan.step, self._clock())
@@ -315,6 +319,7 @@ class FlightRecorder(StepObserver):
     def on_step_finished(
         self, plan: StepPlan, updates: Sequence[Update], prompt_tokens: int, seconds: float
     ) -> None:
+        self._in_flight.popleft()  # its results are in the sequences
         ended = [update for update in updates if update[3] is not None]  # its finish
         ends = [self._describe_end(update) for update in ended] if ended else ()
         kept = self._kept_tokens(plan, updates) if plan.num_drafts else ()
@@ -326,6 +331,7 @@ class FlightRecorder(StepObserver):
             self._write_late_keys(seq)
 
     def on_step_failed(self, plan: StepPlan) -> None:
+        self._in_flight.popleft()
         self._append("f", plan.step, self._clock())
 
     def on_request_failed(self, request_id: str, message: str) -> None:
@@ -353,15 +359,30 @@ class FlightRecorder(StepObserver):
             for index, seq in state.sequences.items():
                 left -= len(seq.keys)
                 runs = seq.state is SequenceState.RUNNING
-                numbers = self._sequences[seq], index, seq.planned if runs else 0
-                generated = len(seq.tokens) - seq.prompt_len
+                numbers = self._sequences[seq], index, seq.computed if runs else 0
+                generated = num_known_tokens(seq) - seq.prompt_len
                 keys = self._new_keys(seq) if left >= 0 else (0, b"")
-                sequences.append((*numbers, generated, runs, seq.row_drafts, keys))
+                sequences.append((*numbers, generated, runs, keys))
             live = sorted(state.live_indexes)
             requests.append({**state.facts, "live": live, "sequences": sequences})
         begin = "b", self._step, self._clock(), self._available()
-        if not self._ring.append(self._encode((*begin, requests, list(self._sequences.values())))):
-            self._ring.append(self._encode((*begin, None, ())))
+        steps = [self._step_in_flight(plan) for plan in self._in_flight]
+        whole = requests, list(self._sequences.values()), steps
+        if not self._ring.append(self._encode((*begin, *whole))):
+            self._ring.append(self._encode((*begin, None, (), ())))
+
+    def _step_in_flight(self, plan: StepPlan) -> tuple[Any, ...]:
+        """Describe a step for a state record, without the rows of sequences that run no more."""
+        live = [
+            row.seq.state is SequenceState.RUNNING and row.seq in self._sequences
+            for row in plan.rows
+        ]
+        rows = [
+            (self._sequences[row.seq], row.count, row.drafts)
+            for row, lives in zip(plan.rows, live)
+            if lives
+        ]
+        return plan.step, plan.proposals, sum(live[: len(plan.continues)]), rows
 
     def _request_facts(self, request: Request, kept: bool) -> dict[str, Any]:
         facts = {

@@ -28,7 +28,7 @@ from quire.engine.heartbeat_page import Heartbeat
 from quire.engine.recording import flight_recorder
 from quire.errors import ConfigError
 
-FORMAT = 2
+FORMAT = 3
 MAX_FILES = 10
 """Files in a folder; the oldest is deleted."""
 SUFFIX = ".jsonl.gz"

@@ -313,7 +313,12 @@ class RecordingReplay:
     # -- requests -------------------------------------------------------------------------------
 
     def _begin(
-        self, step: int, available: int, requests: list[dict[str, Any]] | None, order: list[int]
+        self,
+        step: int,
+        available: int,
+        requests: list[dict[str, Any]] | None,
+        order: list[int],
+        in_flight: list[Any],
     ) -> None:
         """Restore the state at the beginning of the recording. Later state records are skipped."""
         if self._has_begun:
@@ -327,7 +332,7 @@ class RecordingReplay:
         if not requests:
             return
         self._starts_empty = False
-        running: dict[int, tuple[str, int, int, int]] = {}
+        running: dict[int, tuple[str, int, int]] = {}
         for facts in requests:
             resumed = self._resume_lengths(facts, running)
             if any(length is not None for length in resumed):
@@ -336,6 +341,12 @@ class RecordingReplay:
         for number in order:
             if number in running:
                 state.start_running(*running[number])
+        state.fork_followers()
+        for number, proposals, continued, rows in in_flight:
+            restored = [(*running[one][:2], count, drafts) for one, count, drafts in rows]
+            plan = state.restore_step(restored, proposals, continued)
+            nothing = RecordedDrafts({})
+            self._in_flight.append((plan, RecordedStep(number, (), (), (), (0, 0, 0), nothing)))
         hidden = state.fill_pool(available)
         self.notes.append(
             f"the recording begins in the middle, with {len(requests)} requests; {hidden} blocks "
@@ -343,17 +354,17 @@ class RecordingReplay:
         )
 
     def _resume_lengths(
-        self, facts: dict[str, Any], running: dict[int, tuple[str, int, int, int]]
+        self, facts: dict[str, Any], running: dict[int, tuple[str, int, int]]
     ) -> list[int | None]:
         """How many tokens each sequence had generated; adds those that ran to `running`."""
         resumed: list[int | None] = [None] * num_sequences(facts)
         for index in facts["live"]:
             resumed[index] = (facts["resumed"] or [0] * len(resumed))[index]
-        for number, index, computed, generated, runs, *drafts, _ in facts["sequences"]:
-            ends = generated >= facts["stop"]["max_tokens"]  # with a step in flight
-            resumed[index] = None if ends else generated
-            if runs and not ends:
-                running[number] = (str(facts["number"]), index, computed, sum(drafts))
+        for number, index, computed, generated, runs, _ in facts["sequences"]:
+            ended = generated >= facts["stop"]["max_tokens"]  # in the step that is reported next
+            resumed[index] = None if ended else generated
+            if runs:
+                running[number] = (str(facts["number"]), index, computed)
         return resumed
 
     def _request(self, facts: dict[str, Any], resumed: list[int | None]) -> Request:
@@ -450,12 +461,7 @@ class RecordingReplay:
         _, number, _, prompt_tokens, seconds, ends, *more = record
         places = self._known_blocks.places_by_sequence
         kept = {places[sequence]: count for sequence, count in (more[0] if more else ())}
-        if not self._is_oldest(number):  # it was planned before the recording began
-            state = self._scheduler.replay_state()
-            for place, count in kept.items():
-                if at := state.length(str(place[0]), place[1]):
-                    tokens = self._tokens.between(place, at, at + max(count - 1, 0))
-                    state.finish_drafts(str(place[0]), place[1], count, tokens)
+        if not self._is_oldest(number):  # it was applied before the recording began
             for request, index, *_ in ends:
                 self._scheduler.abort_sequence(str(request), index)
             return

@@ -1,5 +1,6 @@
 """Replay state: brings a scheduler into the state in which a recording begins."""
 
+from quire.core.types import StepResult, Wants
 from tests.pure.core.builders import request
 from tests.pure.core.test_scheduler import engine, rows, step
 
@@ -17,6 +18,22 @@ def test_a_follower_can_be_started_without_its_leader():
     scheduler.check()
     assert scheduler.stats().following == 1
     assert ("a", 1, 8, 1) in rows(step(scheduler)[0])
+
+
+def test_steps_in_flight_are_restored_and_applied():
+    scheduler = engine([request("a", range(9), n=2), request("b", range(20, 29))], block_size=4)
+    replay = scheduler.replay_state()
+    replay.start_running("a", 0, 8)
+    replay.start_running("b", 0, 2)
+    replay.fork_followers()
+    assert scheduler.stats().following == 0
+    plan = replay.restore_step([("a", 0, 1, 0), ("b", 0, 3, 0)], 0, 0)
+    scheduler.check()
+    assert rows(plan) == [("a", 0, 8, 1), ("b", 0, 2, 3)]
+    assert [row.wants for row in plan.rows] == [Wants.TOKEN, Wants.NOTHING]
+    (update,) = scheduler.apply(plan, StepResult([[77], []]))
+    assert (update.request_id, update.token_ids) == ("a", [77])
+    assert rows(step(scheduler)[0]) == [("a", 0, 9, 1), ("b", 0, 5, 4), ("a", 1, 8, 1)]
 
 
 def test_the_restored_prefix_is_hit_and_nothing_more():

@@ -289,7 +289,16 @@ def test_blocks_of_a_sequence_that_had_not_ended_are_found_again(tmp_path):
 
 @pytest.mark.parametrize("seed", range(tiers.amount(2, 20)))
 @pytest.mark.parametrize(
-    "name", ["tight", "two in flight", "host tier", "no prefix cache", "drafts"]
+    "name",
+    [
+        "tight",
+        "two in flight",
+        "host tier",
+        "no prefix cache",
+        "drafts",
+        "drafts, two in flight",
+        "drafts of a model",
+    ],
 )
 def test_a_recording_that_begins_in_the_middle_is_of_use(tmp_path, name, seed):
     """Preempted sequences and the cache's contents are not in it; all else is."""
@@ -298,6 +307,20 @@ def test_a_recording_that_begins_in_the_middle_is_of_use(tmp_path, name, seed):
     found = flight.replayed()
     assert found.steps > 20
     assert [one for one in found.differences if "raises" in one.what] == []
+
+
+@pytest.mark.parametrize("seed", range(tiers.amount(2, 16)))
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"drafts": 3, **DRAFTS}, {"drafts": 3, **DRAFTS, "model_proposes": True}],
+    ids=["plain", "drafts", "drafts of a model"],
+)
+def test_with_enough_blocks_a_recording_that_begins_in_the_middle_is_the_same(tmp_path, more, seed):
+    flight = Flight(Again(blocks=3000, depth=2, **more), tmp_path, size=30_000)
+    flight.fly(seed)
+    found = flight.replayed()
+    assert "begins in the middle" in found.notes[0]
+    assert found.differences == []
 
 
 def test_a_recording_may_begin_where_a_sequence_with_drafts_ends(tmp_path):
@@ -562,7 +585,7 @@ def test_a_recording_of_an_older_format_names_the_version_that_reads_it(tmp_path
     path = tmp_path / "old.jsonl.gz"
     header = {"quire_flight": 1, "versions": {"quire-llm": "0.1.0"}}
     path.write_bytes(gzip.compress(json.dumps(header).encode()))
-    with pytest.raises(ConfigError, match=r"has recording format 1, .* 2 only: .* \(0\.1\.0\)"):
+    with pytest.raises(ConfigError, match=r"has recording format 1, .* 3 only: .* \(0\.1\.0\)"):
         recording_file.read_recording(path)
 
 
