@@ -6,7 +6,6 @@ Used only by replays. It moves sequences through the same methods as the schedul
 from __future__ import annotations
 
 from quire.core.kv.kv_cache import KVCache
-from quire.core.scheduling.block_allocation import allocate_for_proposals
 from quire.core.scheduling.drafting import Drafting, RecordedDrafts
 from quire.core.scheduling.inflight_steps import InflightSteps
 from quire.core.scheduling.sequence_registry import SequenceRegistry
@@ -67,7 +66,6 @@ class ReplayState:
             made.append(Row(seq, start, count, wants, drafts))
             if wants is Wants.TOKEN:
                 seq.tokens.append(UNKNOWN)
-        allocate_for_proposals([self._kv], made, proposals)
         plan = StepPlan(
             self._inflight.next_step,
             tuple(made),

@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from quire.kernels.gpu.runtime import chain_io
 from quire.kernels.gpu.runtime.chain_io import ANY_TOKEN, PassInputs
-from quire.runner.gpu.draft_chain import ChainResult, _expected_tokens
+from quire.runner.gpu.draft_chain import ChainResult, _expected_tokens, _known_tokens
 from quire.runner.step_batch import ahead_code
 from quire.sampling.step_sampling import StepTokens
 
@@ -117,6 +117,17 @@ def test_tokens_are_placed_behind_what_the_rows_before_yield(has_rotary):
     assert inputs.contexts.tolist() == [13, 21, 22, 23, 32]
     assert inputs.outputs.tolist() == [3, 2, 3, 4, 9, 9]
     assert not has_rotary or inputs.rotary.tolist() == [2, 1, 2, 3, 4, 5]
+
+
+def test_a_head_is_given_the_token_behind_each():
+    """Rows: two tokens with a draft, a part of a prompt before an image, one before token 9."""
+    batch = SimpleNamespace(
+        token_ids=np.array([-1, 5, 11, 12, -7, 21, 22]),
+        q_starts=np.array([0, 1, 2, 5, 7]),
+        sampled_tokens=np.array([0, 1]),
+        draft_inputs=SimpleNamespace(next_tokens=np.array([-1, -1, -8, 9])),
+    )
+    assert _known_tokens(batch).tolist() == [-1, -2, 12, 0, 0, 22, 9]
 
 
 def test_made_up_acceptance_takes_the_place_of_drafts():

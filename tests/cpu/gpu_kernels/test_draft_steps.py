@@ -164,6 +164,7 @@ CONTINUED = {
     "some need the host": (
         tiny.request("plain", range(20), 20),
         tiny.request("scored", [5], 16, logprobs=2),
+        tiny.request("drawn", range(30, 50), 20, seed=4, **DRAWN),
         tiny.request("penalised", range(3, 9), 20, repetition_penalty=1.4),
         tiny.request("biased", range(40, 60), 9, logit_bias={3: 4.0, 9: -3.0}),
         tiny.request("lists", range(9), 6, constraint=bound_to("lists"), eos=[END]),

@@ -82,6 +82,8 @@ def test_most_steps_continue_and_sequences_end_at_different_times(windows):
     assert {len(plan.rows) for plan in found} == {1, 2, 3, 4}
     assert any(plan.continues != tuple(range(len(plan.rows))) for plan in found)
     assert {0, 1, 2, 3} == set(run.model.accepted)
+    ends = [(row.start, row.seq.max_len) for plan in found for row in plan.rows]
+    assert all(start + 1 < end for start, end in ends), "its last token was in flight"
     freed = any(plan.changed_tables for plan in found)
     assert freed == (6 in windows), "blocks outside of the window"
 
@@ -107,6 +109,20 @@ def test_prompts_have_their_rows_behind_those_that_continue():
     assert any(one.joins for one in found), "a prompt begins beside"
     before = [plans[one.step - 1].rows[place] for one in found for place in one.continues]
     assert any(row.count > 1 + row.drafts for row in before), "a first token is continued"
+
+
+def test_parts_of_a_prompt_alone_are_drafted_behind_by_none_and_awaited_by_none():
+    setup = Setup(
+        depth=2, drafts=3, proposer=oracle((None,), 0.2), model_proposes=True, budget=24,
+        chunked=True,
+    )  # fmt: skip
+    run, _ = watched(setup, [request("a", range(90), 5)])
+    run.add(run.requests[0])
+    for _ in range(2):
+        plan = run.scheduler.plan()
+        assert [row.wants for row in plan.rows] == [Wants.NOTHING]
+        assert plan.proposals == 0
+        assert not run.scheduler.awaits_result
 
 
 def test_rows_have_blocks_for_the_furthest_place_where_they_may_begin():

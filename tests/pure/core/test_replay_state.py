@@ -1,5 +1,6 @@
 """Replay state: brings a scheduler into the state in which a recording begins."""
 
+from quire.core.scheduling.drafting import RecordedDrafts
 from quire.core.types import StepResult, Wants
 from tests.pure.core.builders import request
 from tests.pure.core.test_scheduler import engine, rows, step
@@ -34,6 +35,21 @@ def test_steps_in_flight_are_restored_and_applied():
     (update,) = scheduler.apply(plan, StepResult([[77], []]))
     assert (update.request_id, update.token_ids) == ("a", [77])
     assert rows(step(scheduler)[0]) == [("a", 0, 9, 1), ("b", 0, 5, 4), ("a", 1, 8, 1)]
+
+
+def test_a_restored_row_with_drafts_is_awaited_by_its_sequence():
+    scheduler = engine(block_size=4, depth=2, drafts=3)
+    replay = scheduler.replay_state()
+    replay.set_drafts(RecordedDrafts({}))
+    for name, prompt in (("a", range(9)), ("b", range(20, 29))):
+        scheduler.add(request(name, prompt))
+    replay.start_running("a", 0, 8)
+    plan = replay.restore_step([("a", 0, 4, 3)], 0, 0)
+    assert (plan.num_drafts, plan.rows[0].count, plan.rows[0].drafts) == (3, 4, 3)
+    assert rows(scheduler.plan()) == [("b", 0, 0, 9)]
+    (update,) = scheduler.apply(plan, StepResult([[71, 72]]))
+    assert update.token_ids == [71, 72]
+    assert rows(scheduler.plan())[0] == ("a", 0, 10, 1)
 
 
 def test_the_restored_prefix_is_hit_and_nothing_more():
