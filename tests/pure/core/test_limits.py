@@ -323,6 +323,17 @@ def test_a_step_beside_decoding_rows_fills_the_tiles_of_products(rows, fits, tok
     assert limit.allow(longest_short_prompt(limit), 9000) + rows == tokens
 
 
+def test_drafts_of_decoding_rows_are_in_the_tiles_too():
+    limit = InterTokenLatencyLimit(0.050)
+    observe_step_of(limit, 0, 2200, 0.100)
+    limit.begin_step(20)
+    for _ in range(20):
+        limit.take(decoding(), 4)
+    limit.begin_step(20)
+    limit.take_decode_rows(20)
+    assert limit.allow(longest_short_prompt(limit), 9000) + 20 * 4 == 1024
+
+
 @pytest.mark.parametrize(("fixed_s", "token_s"), [(0.0, 22e-6), (0.02, 22e-6), (0.005, 2e-3)])
 def test_step_times_approach_the_target_for_any_cost(fixed_s, token_s):
     limit = InterTokenLatencyLimit(0.050)

@@ -56,11 +56,13 @@ class InterTokenLatencyLimit(StepBudget, StepListener):
         self.long_tokens = 0  # of this step, those of long prompts
         self.decode_rows = 0  # rows of this step
         self.previous_decode_rows = 0  # rows of the step before: rows of this one may be added late
+        self.decode_tokens = self.previous_decode_tokens = 0  # the same with drafts
         self.steps_since_probe = 0  # steps with prompts since one without
 
     def begin_step(self, sequences: int) -> None:
         self._account_for_step(sequences)
         self.previous_decode_rows, self.decode_rows = self.decode_rows, 0
+        self.previous_decode_tokens, self.decode_tokens = self.decode_tokens, 0
         self.prompt_tokens = self.long_tokens = 0
         self.left = 0 if self._is_probe_step else self._prompt_budget()
 
@@ -93,6 +95,7 @@ class InterTokenLatencyLimit(StepBudget, StepListener):
 
     def take_decode_rows(self, rows: int) -> None:
         self.decode_rows += rows
+        self.decode_tokens += rows
 
     def observe_step(self, prompt_tokens: int, seconds: float) -> None:
         if seconds <= 0:
@@ -136,8 +139,8 @@ class InterTokenLatencyLimit(StepBudget, StepListener):
     def _prompt_budget(self) -> int:
         if self.fitting_tokens >= NO_BOUND:
             return INITIAL_PROMPT_TOKENS
-        rows = self.previous_decode_rows
-        return max(MIN_PROMPT_TOKENS, _round_to_tiles(int(self.fitting_tokens) + rows) - rows)
+        beside = self.previous_decode_tokens
+        return max(MIN_PROMPT_TOKENS, _round_to_tiles(int(self.fitting_tokens) + beside) - beside)
 
     def _long_part(self) -> int:
         """Tokens of long prompts in a step."""
@@ -165,6 +168,7 @@ class InterTokenLatencyLimit(StepBudget, StepListener):
     def _count(self, seq: Sequence, n: int, sign: int) -> None:
         if _is_decoding(seq):
             self.decode_rows += sign
+            self.decode_tokens += sign * n
             return
         self.left -= sign * n
         self.prompt_tokens += sign * n
