@@ -1,5 +1,7 @@
 """Which kernels a start loads, and when it has a process find and compile them."""
 
+import os
+import signal
 import threading
 import weakref
 from types import SimpleNamespace
@@ -26,6 +28,7 @@ from quire.engine.startup.startup_timer import StartupTimer
 from quire.errors import ConfigError, NoRoom
 from quire.kernels.framework import kernel_precompile
 from quire.kernels.framework.kernel_spec import KernelSpec
+from quire.kernels.gpu.runtime.target import GpuTarget
 
 KERNELS = [KernelSpec(f"quire.kernels.gpu.made_{i}", "kernel", "{}") for i in range(3)]
 
@@ -114,6 +117,21 @@ def test_a_process_that_is_killed_has_another_in_its_place_once(tmp_path, starte
     assert len(started["processes"]) == 2
     assert "ended with status -9" in caplog.text
     assert "not all GPU kernels could be compiled ahead" in caplog.text
+
+
+def broken():
+    raise ValueError("no compiler")
+
+
+@pytest.mark.parametrize(
+    ("end", "status"), [(lambda: os.kill(os.getpid(), signal.SIGKILL), -9), (broken, 1)]
+)
+def test_a_process_that_compiles_and_dies_is_an_error(monkeypatch, end, status):
+    monkeypatch.setattr(kernel_precompile, "set_triton_target", lambda target: end())
+    compilers = kernel_precompile.KernelCompilers(GpuTarget((9, 0), 132), 2, launchers=False)
+    compilers.add(KERNELS[0])
+    with pytest.raises(RuntimeError, match=rf"ended with status \[{status}, {status}\]"):
+        list(compilers.results())
 
 
 def test_of_two_ranks_one_compiles_and_the_other_waits(tmp_path, started, monkeypatch):

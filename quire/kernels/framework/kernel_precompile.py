@@ -155,14 +155,15 @@ class KernelCompilers:
     def results(self) -> Iterator[KernelSpec]:
         """Yield the kernels as they are in the folder; those that cannot be compiled are left out.
 
-        Nothing is added after this.
+        Nothing is added after this. Raises RuntimeError at the end if a process was killed.
         """
         os.close(self._into_queue)
         while len(word := os.read(self._done, _INDEX.size)) == _INDEX.size:
             yield self._found[_INDEX.unpack(word)[0]]
         os.close(self._done)
-        for pid in self._children:
-            os.waitpid(pid, 0)
+        ends = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in self._children]
+        if any(ends):
+            raise RuntimeError(f"processes that compile GPU kernels ended with status {ends}")
 
     def _fork(self, target: GpuTarget) -> int:
         """Fork a child that compiles until the queue ends. Returns: its process id."""
@@ -175,8 +176,11 @@ class KernelCompilers:
             os.close(self._done)
             set_triton_target(target)
             self._compile_all()
-        finally:
             os._exit(0)
+        except BaseException:
+            log.warning("a process that compiles GPU kernels failed", exc_info=True)
+        finally:
+            os._exit(1)
 
     def _compile_all(self) -> None:
         while len(entry := os.read(self._queue, _ENTRY.size)) == _ENTRY.size:
