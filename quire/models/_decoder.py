@@ -104,10 +104,17 @@ class PreNormLayer(nn.Module):
     post_attention_layernorm: nn.Module
     mlp: nn.Module
 
-    def forward(self, x: Tensor, res: Tensor | None, step: StepInputs) -> tuple[Tensor, Tensor]:
-        """x [T, E] is what the layer before adds to the residual; so is the first result."""
+    def forward(
+        self, x: Tensor, res: Tensor | None, step: StepInputs, needed: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """x [T, E] is what the layer before adds to the residual; so is the first result. needed:
+        [R] tokens whose results are read; None: all. Others have keys and values alone."""
         x, res = self.input_layernorm(x, res)
         x = self.self_attn(x, step)
+        if needed is not None:
+            assert res is not None
+            lazy_fusion.flush()  # both are read by torch
+            x, res = x.index_select(0, needed), res.index_select(0, needed)
         x, res = self.post_attention_layernorm(x, res)
         return self.mlp(x), res
 
@@ -137,13 +144,20 @@ class Decoder(nn.Module):
         self.norm: nn.Module | None = AddRMSNorm(c.hidden, c.norm_eps, offset=c.norm_offset)
         self.lm_head = LMHead(c.vocab, c.hidden)
 
+    @property
+    def selects_rows(self) -> bool:
+        """Whether the last layer can leave out tokens whose states are not read."""
+        own, last = type(self), type(self.layers[-1])
+        plain = own.forward is Decoder.forward and own.run_layers is Decoder.run_layers
+        return plain and last.forward is PreNormLayer.forward
+
     def build_layers(self, c: ModelConfig) -> nn.ModuleList:
         """All layers, in order."""
         return nn.ModuleList(self.layer_class(c, i) for i in range(c.layers))
 
     def forward(self, step: StepInputs) -> Tensor:
-        """Hidden states of every token in the step: [T, E]. Those of a stage before the last are
-        what the next one carries on: the residual is added to them."""
+        """Hidden states of every token in the step: [T, E], or of `needed` ones. Those of a stage
+        before the last are what the next one carries on: the residual is added to them."""
         x, res = self.run_layers(step)
         if self.is_last_stage:
             return self.finish(x, res)
@@ -159,7 +173,8 @@ class Decoder(nn.Module):
         taps = step.taps
         further = () if step.deepstack is None else step.deepstack.split(x.shape[1], dim=1)
         for i, layer in enumerate(self.layers):
-            x, res = layer(x, res, step)
+            is_last = step.needed is not None and i + 1 == len(self.layers)
+            x, res = layer(x, res, step, step.needed) if is_last else layer(x, res, step)
             if i < len(further) and not isinstance(layer, MissingLayer):
                 x = add(x, further[i].contiguous())
             if taps is not None and i in taps.layers:

@@ -103,6 +103,9 @@ class StepInputs:
         None  # [T, layers * P]: further inputs of each layer, side by side
     )
     states: StateStep | None = None  # of a model with recurrent layers
+    needed: Tensor | None = None
+    """[R] int32: the tokens whose hidden states are read, of a model that selects_rows; None: all.
+    The result is then [R, E]."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ from quire.runner.gpu.cuda_graphs import (
     variant_sizes,
     weak_method,
 )
-from quire.runner.gpu.draft_chain import ChainBuffers, ChainSizes, PromptStep, SlotState
+from quire.runner.gpu.draft_chain import ChainBuffers, ChainSizes, PromptStep, Ran, SlotState
 from quire.runner.gpu.draft_proposals import build_proposals
 from quire.runner.gpu.gemm_warmup import warm_up_gemms
 from quire.runner.gpu.graph_groups import (
@@ -171,6 +171,8 @@ class CudaWorker:
         self.proposals = build_proposals(drafter, state, buffers, sizes)
         self._pinned_io.ahead = None if self.proposals is None else self.proposals.ahead
         self._owners = find_owners(self._variants, self.proposals)
+        self._selects = self._samples and self.proposals is None and not shares
+        self._selects &= getattr(model, "selects_rows", False)
         self._stream.wait_stream(torch.cuda.current_stream(device))
 
     # -- the runner's calls ---------------------------------------------------------------------
@@ -423,6 +425,8 @@ class CudaWorker:
         pending_parts: list[PendingPart] = []
         ahead = None if before is None or self.proposals is None else self.proposals.ahead
         bounds = StepBounds.of(inputs, 0 if ahead is None else len(ahead))
+        if self._selects and not parts and not variant.name:
+            bounds, sampled = bounds._replace(selects=True), max(sampled, 1)
         if shape is not None:
             padded = pad_to_shape(inputs, shape, variant.rotary_axes)
             views = self._upload(padded, max(sampled, self._stored_rows(shape)), before)
@@ -439,9 +443,7 @@ class CudaWorker:
         for part in parts:
             part.after_forward(self._model)
         if not inputs.rows or not self._stage.is_last:
-            if shape is not None:
-                hidden = without_padding(hidden, inputs, shape)
-            return self._stage.hand_on(hidden)
+            return self._stage.hand_on(without_padding(hidden, inputs, shape) if shape else hidden)
         if parts:
             forward = ForwardOutput(self._model, hidden, self._logprobs_mode, self._pooler, variant)
             pending_parts = [part.apply(forward) for part in parts]
@@ -449,7 +451,8 @@ class CudaWorker:
         if not inputs.sampled_rows:
             step = self._build_pending_step(inputs, pending_parts)
             return self._propose(step, hidden, prompts)
-        chosen = hidden[:sampled] if shape else hidden.index_select(0, views.sampled)
+        whole = not shape and not bounds.selects
+        chosen = hidden.index_select(0, views.sampled) if whole else hidden[:sampled]
         row_slots, outputs = views.row_slots[:sampled], views.outputs[:sampled]
         step = self._sample(chosen, row_slots, outputs, inputs, how, pending_parts, variant)
         step.before = before
@@ -468,12 +471,13 @@ class CudaWorker:
         stored = self._stored_rows(shape)
         views = self._mixed_inputs.views(shape.tokens, shape.rows, stored, variant.rotary_axes)
         longest = self._width * self._block_size
-        bounds = StepBounds.of_shape(shape, longest, taps=self.proposals is not None)
+        taps, selects = self.proposals is not None, self._selects and not variant.name
+        bounds = StepBounds.of_shape(shape, longest, taps=taps, selects=selects)
         with self._experts.equal_rows(views.token_slots):
             hidden = self._gather_and_forward(views, bounds, (), variant)
         if self.proposals is not None:
             self.proposals.keep_padded_states(hidden)
-        return hidden.index_select(0, views.sampled) if self._samples else hidden
+        return hidden.index_select(0, views.sampled) if self._samples and not selects else hidden
 
     def _stored_rows(self, shape: GraphShape) -> int:
         """Return how many hidden states a shape's graph stores: enough for all that is sampled."""
@@ -519,8 +523,9 @@ class CudaWorker:
         if bounds.taps and self.proposals is not None:
             taps = self.proposals.new_taps()
         plan = self._backend.plan(batch)
-        carried = self._stage.carried(len(ids))
-        step = StepInputs(ids, views.rotary, plan, carried=carried, states=states, taps=taps)
+        needed = views.sampled if bounds.selects else None
+        step = StepInputs(ids, views.rotary, plan, carried=self._stage.carried(len(ids)),
+                          states=states, taps=taps, needed=needed)  # fmt: skip
         for part in parts:
             step = part.before_forward(self._model, step, variant)
         with variant.forward(views.token_slots):
@@ -572,12 +577,7 @@ class CudaWorker:
         fetched = sampled.copy_to_host()
         return self._build_pending_step(inputs, pending_parts, fetched, how.masks)
 
-    def _propose(
-        self,
-        step: PendingStep,
-        hidden: Tensor | None,
-        ran: int | PromptStep,
-    ) -> PendingStep:
+    def _propose(self, step: PendingStep, hidden: Tensor | None, ran: Ran) -> PendingStep:
         """Let a model draft behind a step. hidden, ran: of DraftProposals.propose()."""
         if self.proposals is not None and step.batch.draft_inputs is not None:
             self.proposals.propose(step, hidden, ran)
@@ -592,9 +592,8 @@ class CudaWorker:
         tokens: StepTokens | None = None,
     ) -> PendingStep:
         """Start the copies to the host, and record their end."""
-        answer = None
-        if inputs.sampled_rows and fetched is None and tokens is None:
-            answer = self._results.copy_to_host()
+        are_sent = inputs.sampled_rows and fetched is None and tokens is None
+        answer = self._results.copy_to_host() if are_sent else None
         done = torch.cuda.Event()
         done.record()
         return PendingStep(inputs, done, answer, fetched, pending_parts, masks, tokens)

@@ -60,6 +60,10 @@ class PromptStep(NamedTuple):
     shape: GraphShape | None
 
 
+Ran = int | PromptStep
+"""How a step ran: at the size of a decode step, or with prompts."""
+
+
 class SlotState(NamedTuple):
     """What the device has of all slots."""
 
@@ -165,9 +169,7 @@ class DraftChain:
         if self._head.is_whole:
             self._tokens[: len(ids)].copy_(ids)
 
-    def launch_behind(
-        self, batch: StepBatch, ran: int | PromptStep, states: TargetStates
-    ) -> ChainResult | None:
+    def launch_behind(self, batch: StepBatch, ran: Ran, states: TargetStates) -> ChainResult | None:
         """Launch the passes behind a step. None: no drafts.
 
         ran: size of a decode step, or a step with prompts. states: of its tokens, if it had no

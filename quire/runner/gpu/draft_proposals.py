@@ -28,7 +28,7 @@ from quire.runner.gpu.draft_chain import (
     ChainResult,
     ChainSizes,
     DraftChain,
-    PromptStep,
+    Ran,
     SlotState,
     keep_rows,
 )
@@ -157,7 +157,7 @@ class DraftProposals:
         if self._chain is not None:
             self._chain.keep_tokens(ids)
 
-    def propose(self, step: PendingStep, hidden: Tensor | None, ran: int | PromptStep) -> None:
+    def propose(self, step: PendingStep, hidden: Tensor | None, ran: Ran) -> None:
         """Add the drafts behind the step's tokens to its result. Without a chain, wait for both.
 
         hidden: [T or more, E]. ran: size of a decode step, whose taps were kept; or a step with

@@ -71,11 +71,15 @@ class StepBounds(NamedTuple):
     drafts: bool
     taps: bool = False  # a drafter reads hidden states
     prompts: Sequence[tuple[int, int]] = ()
+    selects: bool = False  # the model leaves out tokens that are not sampled
 
     @classmethod
-    def of_shape(cls, shape: GraphShape, max_context: int, *, taps: bool) -> StepBounds:
+    def of_shape(
+        cls, shape: GraphShape, max_context: int, *, taps: bool, selects: bool = False
+    ) -> StepBounds:
         """Return those of all steps of a shape."""
-        return cls(shape.decodes, shape.tokens, max_context, None, drafts=False, taps=taps)
+        numbers = shape.decodes, shape.tokens, max_context, None
+        return cls(*numbers, drafts=False, taps=taps, selects=selects)
 
     @classmethod
     def of(cls, batch: StepBatch, ahead: int = 0) -> StepBounds:

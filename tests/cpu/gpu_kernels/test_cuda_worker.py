@@ -601,3 +601,40 @@ def test_the_forward_pass_is_in_line_before_the_host_waits_for_the_tokens_it_nee
     assert ran == [("forward", None)] * 2
     second = said.index("forward", 1)
     assert said[second : second + 4] == ["forward", "wait", "choose", "done"]
+
+
+@pytest.mark.slow("kernels in the interpreter")
+@pytest.mark.parametrize("budget", [64, 16], ids=["graphs", "eager"])
+def test_the_last_layer_leaves_out_tokens_that_are_not_sampled(
+    acted, replayed, monkeypatch, budget
+):
+    """Prompts whole, or in chunks of 16, also ones of which no token is sampled; with logprobs of a
+    prompt all tokens are read."""
+    work = [
+        tiny.request("a", range(40), 4),
+        tiny.request("b", range(50, 80), 4),
+        tiny.request("scored", range(20, 45), 3, prompt_logprobs=2),
+    ]
+    want, _ = tiny.run(tiny.engine_of(), work)
+    engine, rows = engine_of(budget=budget, eager=budget == 16), {}
+    layers = engine.executor.runner.model.layers
+    for layer in (layers[0], layers[-1]):
+        rows[layer] = []
+        mlp = layer.mlp.forward
+
+        def note(x, mlp=mlp, found=rows[layer]):
+            found.append(len(x))
+            return mlp(x)
+
+        monkeypatch.setattr(layer.mlp, "forward", note)
+    assert tiny.run(engine, work)[0] == want
+    counts = list(zip(rows[layers[0]], rows[layers[-1]], strict=True))
+    assert all(0 < some <= whole for whole, some in counts)
+    assert any(whole > 4 and some == whole for whole, some in counts), "with logprobs"
+    shapes = [key for key, there in replayed if isinstance(key, GraphShape) and there]
+    if budget == 16:
+        assert any(whole > 4 and some == 1 for whole, some in counts), "a part of a prompt"
+        assert not shapes
+    else:
+        assert {(one.tokens, one.rows) for one in shapes} <= {*counts}
+        assert shapes
