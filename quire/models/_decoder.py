@@ -113,10 +113,15 @@ class PreNormLayer(nn.Module):
         x = self.self_attn(x, step)
         if needed is not None:
             assert res is not None
-            lazy_fusion.flush()  # both are read by torch
-            x, res = x.index_select(0, needed), res.index_select(0, needed)
+            x, res = select_rows(x, res, needed)
         x, res = self.post_attention_layernorm(x, res)
         return self.mlp(x), res
+
+
+def select_rows(x: Tensor, res: Tensor, needed: Tensor) -> tuple[Tensor, Tensor]:
+    """Return those of tokens `needed` [R]. x, res: [T, E]."""
+    lazy_fusion.flush()  # both are read by torch
+    return x.index_select(0, needed), res.index_select(0, needed)
 
 
 def spare_names(layers: int, spare: int) -> tuple[str, ...]:

@@ -43,6 +43,8 @@ class DraftHead(nn.Module):
     weights: Weights
     taps: tuple[int, ...] = ()
     """Layers of the target whose outputs begin() reads."""
+    selects_rows = False
+    """Whether forward() leaves out tokens that are not `needed`: quire.models.base.StepInputs."""
     prepare: ClassVar[Any] = Decoder.prepare
 
     def __init__(self, config: HeadConfig) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from quire.kernels.framework import lazy_fusion
 from quire.layers import AddRMSNorm, Embedding, Linear, LMHead, add
 from quire.models import llama
-from quire.models._decoder import GatedMLP
+from quire.models._decoder import GatedMLP, select_rows
 from quire.models.base import Hf, ModelConfig, StepInputs
 from quire.models.drafters._base import (
     DraftHead,
@@ -46,13 +46,20 @@ class FirstLayer(nn.Module):
         self.post_attention_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
         self.mlp = GatedMLP(c.hidden, c.mlp, c.act, c.mlp_bias)
 
-    def forward(self, x: Tensor, res: Tensor | None, step: StepInputs) -> tuple[Tensor, Tensor]:
-        """x [n, E] -> what the layer adds to the residual, and the residual."""
-        normed, res = self.post_attention_layernorm(self.self_attn(x, step), x)
+    def forward(
+        self, x: Tensor, res: Tensor | None, step: StepInputs, needed: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """x [n, E] -> what the layer adds to the residual, and the residual. needed: as for
+        quire.models._decoder.PreNormLayer."""
+        more = self.self_attn(x, step)
+        if needed is not None:
+            more, x = select_rows(more, x, needed)
+        normed, res = self.post_attention_layernorm(more, x)
         return self.mlp(normed), res
 
 
 class Head(DraftHead):
+    selects_rows = True
     weights = replace(llama.Model.weights, ignore=("*.rotary_emb.inv_freq", "embed_scale"))
 
     def __init__(self, config: HeadConfig, names: Collection[str]) -> None:
@@ -72,7 +79,7 @@ class Head(DraftHead):
         x: Tensor = self.fc(side_by_side(self.embed(step), states))
         res: Tensor | None = None
         for layer in self.layers:
-            x, res = layer(x, res, step)
+            x, res = layer(x, res, step, step.needed if layer is self.layers[-1] else None)
         assert res is not None
         out = add(x, res)
         lazy_fusion.flush()  # it is read by torch

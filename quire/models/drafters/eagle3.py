@@ -20,7 +20,7 @@ from quire.errors import ConfigError
 from quire.kernels.framework import lazy_fusion
 from quire.layers import AddRMSNorm, Embedding, Linear, LMHead, QKVLinear, RMSNorm, add
 from quire.models import llama, qwen3
-from quire.models._decoder import GatedMLP
+from quire.models._decoder import GatedMLP, select_rows
 from quire.models.base import Hf, ModelConfig, StepInputs, field_of
 from quire.models.drafters._base import (
     DraftHead,
@@ -87,17 +87,22 @@ class WideLayer(nn.Module):
         self.norm_before_residual = config.norm_before_residual
 
     def forward(
-        self, embeddings: Tensor, states: Tensor, step: StepInputs
+        self, embeddings: Tensor, states: Tensor, step: StepInputs, needed: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """[n, E] each -> what the layer adds to the residual, and the residual."""
+        """[n, E] each -> what the layer adds to the residual, and the residual. needed: as for
+        quire.models._decoder.PreNormLayer."""
         normed = self.hidden_norm(states)
         both = side_by_side(self.input_layernorm(embeddings), normed)
         x = self.self_attn(both, step)
-        x, res = self.post_attention_layernorm(x, normed if self.norm_before_residual else states)
+        res = normed if self.norm_before_residual else states
+        if needed is not None:
+            x, res = select_rows(x, res, needed)
+        x, res = self.post_attention_layernorm(x, res)
         return self.mlp(x), res
 
 
 class Head(DraftHead):
+    selects_rows = True
     weights = replace(
         llama.Model.weights,
         paths={"midlayer": "layers.0"},
@@ -160,9 +165,9 @@ class Head(DraftHead):
 
     def forward(self, step: StepInputs, states: Tensor) -> Tensor:
         first, *others = self.layers
-        x, res = first(self.embed(step), states, step)
+        x, res = first(self.embed(step), states, step, None if others else step.needed)
         for layer in others:
-            x, res = layer(x, res, step)
+            x, res = layer(x, res, step, step.needed if layer is others[-1] else None)
         u = add(x, res)
         out = self.norm(u) if self.norm_output else u
         lazy_fusion.flush()  # it is read by torch

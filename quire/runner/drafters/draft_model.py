@@ -31,6 +31,10 @@ class _WholeModel:
         assert isinstance(self._model, nn.Module)
         return self._model
 
+    @property
+    def selects_rows(self) -> bool:
+        return bool(getattr(self._model, "selects_rows", False))
+
     def begin(self, hidden: Tensor, taps: Mapping[int, Tensor], at: Tensor) -> Tensor:
         return hidden[:0]
 

@@ -415,7 +415,7 @@ class CudaWorker:
         """parts: those without the variant. shape: of all data-parallel ranks, if there is one.
         before: PendingStep.before."""
         how = self._begin_sampling(inputs)
-        sampled = padded_sample_rows(len(inputs.sampled_slots), self._max_rows)
+        sampled = max(padded_sample_rows(len(inputs.sampled_slots), self._max_rows), 1)
         graphs = keep_graphs(parts, all_hidden=not self._samples) and variant in self._variants
         has_place = variant.rotary_axes > 1 or not inputs.has_axes
         if not self._experts.are_shared:
@@ -426,7 +426,7 @@ class CudaWorker:
         ahead = None if before is None or self.proposals is None else self.proposals.ahead
         bounds = StepBounds.of(inputs, 0 if ahead is None else len(ahead))
         if self._selects and not parts and not variant.name:
-            bounds, sampled = bounds._replace(selects=True), max(sampled, 1)
+            bounds = bounds._replace(selects=True)
         if shape is not None:
             padded = pad_to_shape(inputs, shape, variant.rotary_axes)
             views = self._upload(padded, max(sampled, self._stored_rows(shape)), before)

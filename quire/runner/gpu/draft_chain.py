@@ -207,9 +207,9 @@ class DraftChain:
 
     def launch_alone(self, batch: StepBatch, states: TargetStates) -> None:
         """Launch what is launched behind a step with prompts, and what places its tokens."""
-        sampled = padded_sample_rows(len(batch.sampled_slots), self._max_tokens)
+        sampled = max(padded_sample_rows(len(batch.sampled_slots), self._max_tokens), 1)
         views = self._mixed.upload(batch, sampled)
-        chain_io.place_tokens(views, self.ahead, min(sampled, 1))
+        chain_io.place_tokens(views, self.ahead, 1)
         self.launch_behind(batch, PromptStep(views, StepBounds.of(batch), None), states)
 
     def _run_prompts(self, batch: StepBatch, ran: PromptStep, states: TargetStates) -> None:
@@ -310,12 +310,13 @@ class DraftChain:
         attention = self._head.backend.plan(views.metadata(tables.unbind(), kv_slots, bounds))
         positions = views.positions.clamp(max=self._head.max_len - 1)
         begun = self._begin(states, size)
-        found = self._head.model(StepInputs(ids, positions, attention), begun)
+        ends = views.sampled
+        needed = ends if self._head.model.selects_rows else None
+        found = self._head.model(StepInputs(ids, positions, attention, needed=needed), begun)
         lazy_fusion.flush()  # it is read by torch
-        count = len(views.sampled)
-        self._contexts[:count].copy_(views.positions.index_select(0, views.sampled) + 1)
-        ends = found.index_select(0, views.sampled)
-        self._first = keep_rows(self._first, ends, self._max_tokens)
+        self._contexts[: len(ends)].copy_(views.positions.index_select(0, ends) + 1)
+        kept = found.index_select(0, ends) if needed is None else found
+        self._first = keep_rows(self._first, kept, self._max_tokens)
 
     def _begin(self, states: TargetStates, size: int) -> Tensor:
         """Return what the first pass over so many tokens reads of the model's states."""

@@ -247,6 +247,31 @@ def test_products_of_a_drafter_are_warmed_up(acted, folders, monkeypatch, method
     assert max(len(rows.get(id(one.weight), ())) for one in linears) > 5
 
 
+@pytest.mark.parametrize("method", ["draft_model", "eagle3"])
+def test_a_drafter_leaves_out_tokens_of_prompts_that_are_not_sampled(
+    acted,  # noqa: F811
+    folders,
+    monkeypatch,
+    method,
+):
+    make = functools.partial(engine_of, make=heads.engine_with, eager=True, budget=16)
+    engine = make(folders["target"], method=method, folder=folders[method], drafts=3, seqs=4)
+    drafter = engine.executor.runner.worker.proposals._drafter.graphed_head.model.module
+    layer, rows = drafter.layers[-1], {"self_attn": [], "mlp": []}
+    for name, found in rows.items():
+        module = getattr(layer, name)
+
+        def note(x, *more, run=module.forward, found=found):
+            found.append(len(x))
+            return run(x, *more)
+
+        monkeypatch.setattr(module, "forward", note)
+    tiny.run(engine, [tiny.request("plain", range(40), 4)])
+    counts = list(zip(*rows.values(), strict=True))
+    assert all(0 < some <= whole for whole, some in counts)
+    assert [some for whole, some in counts if whole > 4] == [1, 1, 1]
+
+
 def test_a_start_with_few_layers_drafts_behind_prompts_and_decode_steps(acted, folders):  # noqa: F811
     """Some of the layers whose states the head reads are not there while a start is traced."""
     make = functools.partial(engine_of, make=heads.engine_with, captured=False)
