@@ -6,7 +6,7 @@
 The parser of the format (quire.text.tools) parses every text of such a grammar to a value that is
 valid under the schema, or InexpressibleSchema is raised. The grammar is narrower
 than the schema in places: text between tags cannot contain the tag that ends it. One gap is left: a
-string within JSON between tags can, and the parser then ends the value there.
+string within JSON between tags can, or one that ends the call, and the parser ends the value there.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import pytest
 from quire.text.output.json_tool_parser import JSON_LIST_FORMAT
 from quire.text.output.parsed_text import collect_pieces
 from quire.text.tools._render_calls import call_frame
+from quire.text.tools.base import closing_literals
 from quire.text.tools.parser import ToolParser
 from quire.tool_grammar import call_grammar
 from quire.tool_grammar.parameter_schemas import arguments_schema
@@ -63,10 +64,14 @@ def test_rendered_calls_are_allowed(trial, often):
 
 
 def is_torn(text, tool_format):
-    """A string within JSON between tags contains a tag: the parser ends the value there."""
+    """A string within JSON between tags contains a tag that ends a value, a call or all calls: the
+    parser ends the value there."""
+    if tool_format.template.notation not in ("params", "elements"):
+        return False
     end = tool_format.template.param.partition("«value»")[2].strip()
+    ends = [end, *(one for made in tool_format.syntaxes for one in closing_literals(made.steps))]
     whole = re.sub(r'"(?:[^"\\]|\\.)*"', "", text)
-    return tool_format.template.notation == "params" and text.count(end[:4]) != whole.count(end[:4])
+    return any(text.count(one[:4]) != whole.count(one[:4]) for one in ends)
 
 
 def parse_valid(text, tool_format):
