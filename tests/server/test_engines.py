@@ -73,6 +73,8 @@ def test_a_header_pins_and_a_list_is_spread(running):
                 time.sleep(0.02)  # an engine reports what it has done after its answer
             return answer["choices"], [after[one] > before[one] for one in sorted(after)]
 
+        # an engine that another test has ended may still start
+        assert wait_until(lambda: len(counts(running.url, "prompt_tokens_total")) == 2, 60)
         choices, grown = rise()
         assert grown == [True, True]
         for rank in (0, 1):
