@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.errors import ConfigError
+from quire.kernels.embedding import embedding
 from quire.kernels.framework import lazy_fusion
 from quire.layers import (
     Activation,
@@ -119,9 +120,8 @@ class PreNormLayer(nn.Module):
 
 
 def select_rows(x: Tensor, res: Tensor, needed: Tensor) -> tuple[Tensor, Tensor]:
-    """Return those of tokens `needed` [R]. x, res: [T, E]."""
-    lazy_fusion.flush()  # both are read by torch
-    return x.index_select(0, needed), res.index_select(0, needed)
+    """Return those of tokens `needed` [R] int32. x, res: [T, E]."""
+    return embedding(needed, x), embedding(needed, res)
 
 
 def spare_names(layers: int, spare: int) -> tuple[str, ...]:

@@ -94,9 +94,9 @@ def counted(owner, name):
     """The first arguments of each call of a method within."""
     found, real = [], getattr(owner, name)
 
-    def call(self, *args):
+    def call(self, *args, **named):
         found.append(args)
-        return real(self, *args)
+        return real(self, *args, **named)
 
     setattr(owner, name, call)
     try:

@@ -381,6 +381,8 @@ def build_runner(
         experts = ExpertSteps(model, comm.dp_exchange, like)
     if config.device.kind == "cuda":
         further |= {"experts": experts, "captured_tokens": config.device.captured_tokens}
+    else:
+        further["shares_experts"] = experts is not None
     worker = _worker_class(config.device.kind)(
         model,
         backend,

@@ -60,11 +60,15 @@ class CpuWorker:
         max_drafts: int = 0,
         link: StageLink | None = None,
         drafter: ModelDrafter | None = None,
+        shares_experts: bool = False,
     ) -> None:
         """eager: record no tapes. generates: steps have sampled rows. max_drafts: of a row. link:
-        to other pipeline stages; None: there are none."""
+        to other pipeline stages; None: there are none. shares_experts: with other data-parallel
+        ranks, which have to have the same layers' rows."""
         self._drafter = drafter
         self._link = link = link or StageLink()
+        alone = generates and link.is_last and drafter is None and not shares_experts
+        self._selects = alone and getattr(model, "selects_rows", False)
         self._model = model
         self._backend = backend
         self._sampler = sampler
@@ -163,12 +167,16 @@ class CpuWorker:
                 return self._hand_on(found.out)
             if found is not None and sampling is not None:
                 return self._sample(inputs, sampling, found.out, (), found.states)
-        target = None
+        target, selects = None, self._selects and not (parts or variant.name or inputs.decode_only)
         is_alike = variant.has_prompts and not inputs.has_axes
         if self._tapes is not None and is_alike and keep_graphs(others, all_hidden=True):
-            target = self._tapes.run_mixed(inputs, attention_metadata, variant, carried)
+            target = self._tapes.run_mixed(
+                inputs, attention_metadata, variant, carried, selects=selects
+            )
         if target is None:
-            target = self._run_eagerly(inputs, attention_metadata, parts, variant, carried)
+            target = self._run_eagerly(
+                inputs, attention_metadata, parts, variant, carried, selects=selects
+            )
         for part in parts:
             part.after_forward(self._model)
         hidden = target.hidden
@@ -180,7 +188,10 @@ class CpuWorker:
         if not inputs.sampled_rows:
             self._propose(inputs, (), (), states)
             return build_step_result(inputs, StepTokens(()), extras)
-        chosen = hidden if inputs.decode_only else hidden[torch.from_numpy(inputs.sampled_tokens)]
+        at: Any = inputs.sampled_tokens
+        if selects:  # its row, whose last token it is
+            at = np.searchsorted(inputs.q_starts, at, side="right") - 1
+        chosen = hidden if inputs.decode_only else hidden[torch.from_numpy(at)]
         with variant.logits(torch.tensor(inputs.sampled_slots, dtype=torch.int32)):
             logits = self._model.logits(chosen, whole=self._sampler.strips is None)
         return self._sample(inputs, sampling, logits, extras, states)
@@ -192,8 +203,11 @@ class CpuWorker:
         parts: Collection[StepPart],
         variant: StepVariant,
         carried: Tensor | None,
+        *,
+        selects: bool,
     ) -> TargetStates:
-        """Return the hidden states [T, E] of all tokens."""
+        """Return the hidden states [T, E] of all tokens; selects: [S, E], of the last of each
+        row."""
         taps = HiddenTaps(frozenset() if self._drafter is None else self._drafter.taps)
         step = StepInputs(
             token_ids=torch.from_numpy(inputs.token_ids),
@@ -207,6 +221,7 @@ class CpuWorker:
                 torch.from_numpy(inputs.q_starts),
                 inputs.num_decodes,
             ),
+            needed=torch.from_numpy(inputs.q_starts[1:] - 1) if selects else None,
         )
         for part in parts:
             step = part.before_forward(self._model, step, variant)

@@ -62,7 +62,8 @@ class TapeCache:
         self._forward = forward
         self._recorder = TapeRecorder()
         self._tapes: dict[str, dict[int, OpTape[DecodeOutput]]] = {}  # by variant and size
-        self._mixed: dict[str, SizedTape[TargetStates]] = {}  # by variant
+        # by variant, and whether it selects rows
+        self._mixed: dict[tuple[str, bool], SizedTape[TargetStates]] = {}
         self._not_recordable: set[tuple[str, str]] = set()  # kinds of steps, and variants
 
     def run(
@@ -95,8 +96,11 @@ class TapeCache:
         batch: AttentionMetadata,
         variant: StepVariant = PLAIN,
         carried: Tensor | None = None,
+        *,
+        selects: bool = False,
     ) -> TargetStates | None:
-        """Return the hidden states of all T tokens of any step, until the next call.
+        """Return the hidden states of all T tokens of any step, until the next call. selects: of
+        the last of each row alone.
 
         Returns None where the step must run eagerly.
         """
@@ -107,12 +111,13 @@ class TapeCache:
         if (MIXED, variant.name) in self._not_recordable:
             return None
         forward.fill_mixed_inputs(inputs, batch, carried)
-        tape = self._mixed.get(variant.name) or self._record_mixed(variant)
+        kind = variant.name, selects
+        tape = self._mixed.get(kind) or self._record_mixed(variant, selects=selects)
         if tape is None:
             return None
         found = tape.replay(sizes)
         taps = {layer: one[: sizes[0]] for layer, one in found.taps.items()}
-        return TargetStates(found.hidden[: sizes[0]], taps)
+        return TargetStates(found.hidden[: sizes[selects]], taps)
 
     def _record(self, size: int, variant: StepVariant) -> OpTape[DecodeOutput] | None:
         """Return a new tape; None: the model's forward pass cannot be recorded."""
@@ -125,17 +130,20 @@ class TapeCache:
         self._tapes[variant.name][size] = tape
         return tape
 
-    def _record_mixed(self, variant: StepVariant) -> SizedTape[TargetStates] | None:
+    def _record_mixed(
+        self, variant: StepVariant, *, selects: bool
+    ) -> SizedTape[TargetStates] | None:
         forward = self._forward
         try:
             with _RECORDER_LOCK:
                 tape = self._recorder.record_sized(
-                    partial(forward.run_mixed, variant), (forward.max_tokens, forward.max_rows)
+                    partial(forward.run_mixed, variant, selects),
+                    (forward.max_tokens, forward.max_rows),
                 )
         except NotRecordableError as error:
             self._refuse(MIXED, variant, error)
             return None
-        self._mixed[variant.name] = tape
+        self._mixed[variant.name, selects] = tape
         return tape
 
     def _refuse(self, kind: str, variant: StepVariant, why: NotRecordableError) -> None:
@@ -189,6 +197,7 @@ class StepForward:
         self._token_slots = torch.full((tokens,), -1, dtype=torch.int32)
         self._starts = torch.arange(rows + 1, dtype=torch.int32)
         self._mixed_starts = torch.zeros(rows + 1, dtype=torch.int32)
+        self._ends = torch.zeros(rows, dtype=torch.int32)
         self._tables = [
             torch.full((rows, width), NO_BLOCK, dtype=torch.int32) for _ in range(groups)
         ]
@@ -236,6 +245,7 @@ class StepForward:
         """Fill as many tokens and sequences as the step has."""
         self._write(inputs, batch, carried)
         self._mixed_starts.numpy()[: len(inputs.q_starts)] = inputs.q_starts
+        self._ends.numpy()[: len(inputs.slots)] = inputs.q_starts[1:] - 1
 
     def _write(self, inputs: StepBatch, batch: AttentionMetadata, carried: Tensor | None) -> None:
         for buffer, values in (
@@ -254,8 +264,9 @@ class StepForward:
                 self._carried = carried.new_zeros(len(self._token_ids), carried.shape[1])
             self._carried[: len(carried)] = carried
 
-    def run_mixed(self, variant: StepVariant, sizes: Sizes) -> TargetStates:
-        """Return the hidden states of the first tokens, of so many sequences.
+    def run_mixed(self, variant: StepVariant, selects: bool, sizes: Sizes) -> TargetStates:
+        """Return the hidden states of the first tokens, of so many sequences. selects: of the last
+        of each sequence alone.
 
         Raises: NotRecordableError if they depend on what is in no buffer.
         """
@@ -281,6 +292,7 @@ class StepForward:
             attention=self._backend.plan(batch),
             carried=None if self._carried is None else self._carried[:tokens],
             taps=None if self._taps is None else taps,
+            needed=self._ends[:rows] if selects else None,
         )
         with variant.forward(self._token_slots[:tokens]):
             hidden = self._model(variant.inputs(step))

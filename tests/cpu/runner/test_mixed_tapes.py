@@ -27,14 +27,15 @@ def checked(monkeypatch):
     """Have each replay compared with the same step run op by op; the sizes that were compared."""
     sizes, replay = [], TapeCache.run_mixed
 
-    def run_mixed(cache, inputs, batch, variant=tape_cache.PLAIN, carried=None):
-        found = replay(cache, inputs, batch, variant, carried)
+    def run_mixed(cache, inputs, batch, variant=tape_cache.PLAIN, carried=None, *, selects):
+        found = replay(cache, inputs, batch, variant, carried, selects=selects)
         assert found is not None
         forward = cache._forward
         step = StepInputs(
             torch.from_numpy(inputs.token_ids),
             torch.from_numpy(inputs.positions),
             forward._backend.plan(batch),
+            needed=torch.from_numpy(inputs.q_starts[1:] - 1) if selects else None,
         )
         hidden = found.hidden.clone()
         assert torch.equal(hidden, forward._model(step))
@@ -102,3 +103,32 @@ def test_what_a_tape_lacks_is_named_once(lacks, monkeypatch, caplog):
     (record,) = caplog.records
     assert record.message.startswith("mixed steps run eagerly: ")
     assert lacks in record.message
+
+
+WITH_LOGPROBS = [*works(), request("scored", range(20, 45), 3, prompt_logprobs=2)]
+
+
+def test_steps_that_leave_out_tokens_have_a_tape_of_their_own():
+    want, _ = run(engine_of(eager=True, budget=400), WITH_LOGPROBS)
+    with counted(TapeCache, "_record_mixed") as records:
+        assert run(engine_of(budget=33), WITH_LOGPROBS)[0] == want
+    assert len(records) == 2
+
+
+def test_the_last_layer_leaves_out_tokens_that_are_not_sampled(monkeypatch):
+    engine, rows = engine_of(eager=True, budget=33), {}
+    layers = engine.executor.runner.model.layers
+    for layer in (layers[0], layers[-1]):
+        rows[layer] = []
+        mlp = layer.mlp.forward
+
+        def note(x, mlp=mlp, found=rows[layer]):
+            found.append(len(x))
+            return mlp(x)
+
+        monkeypatch.setattr(layer.mlp, "forward", note)
+    run(engine, WITH_LOGPROBS)
+    counts = list(zip(rows[layers[0]], rows[layers[-1]], strict=True))
+    assert all(0 < some <= whole for whole, some in counts)
+    assert any(some < whole for whole, some in counts)
+    assert any(whole > 6 and some == whole for whole, some in counts), "with logprobs"
