@@ -379,10 +379,9 @@ def build_runner(
     if isinstance(comm, ProcessGroupCollectives) and comm.dp_exchange is not None:
         like = torch.empty(0, dtype=DTYPES[config.model.dtype], device=device)
         experts = ExpertSteps(model, comm.dp_exchange, like)
+        further["experts"] = experts
     if config.device.kind == "cuda":
-        further |= {"experts": experts, "captured_tokens": config.device.captured_tokens}
-    else:
-        further["shares_experts"] = experts is not None
+        further["captured_tokens"] = config.device.captured_tokens
     worker = _worker_class(config.device.kind)(
         model,
         backend,

@@ -24,6 +24,7 @@ from quire.pooling.pooler import Pooler
 from quire.runner.cpu.tape_cache import StepForward, TapeCache, mixed_tokens, tape_rows
 from quire.runner.device_worker import CompletedStep, StepShape, build_step_result
 from quire.runner.drafters.base import ModelDrafter, TargetStates
+from quire.runner.expert_steps import ExpertSteps
 from quire.runner.kv_tensors import release_pages
 from quire.runner.parts.base import (
     ForwardOutput,
@@ -60,14 +61,14 @@ class CpuWorker:
         max_drafts: int = 0,
         link: StageLink | None = None,
         drafter: ModelDrafter | None = None,
-        shares_experts: bool = False,
+        experts: ExpertSteps | None = None,
     ) -> None:
         """eager: record no tapes. generates: steps have sampled rows. max_drafts: of a row. link:
-        to other pipeline stages; None: there are none. shares_experts: with other data-parallel
-        ranks, which have to have the same layers' rows."""
+        to other pipeline stages; None: there are none. experts: of other data-parallel ranks' rows;
+        None: there are none."""
         self._drafter = drafter
         self._link = link = link or StageLink()
-        alone = generates and link.is_last and drafter is None and not shares_experts
+        alone = generates and link.is_last and drafter is None and experts is None
         self._selects = alone and getattr(model, "selects_rows", False)
         self._model = model
         self._backend = backend
