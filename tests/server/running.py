@@ -19,6 +19,14 @@ from tests import fork_server
 SMALL = ("--kv-cache-memory-bytes", "64MiB")
 
 
+def command_of(process):
+    """Arguments of a process; []: it has ended."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
 class Running:
     """The first process, the command it printed, and the processes it has started."""
 
@@ -29,7 +37,7 @@ class Running:
         self.url = re.search(r"https?://[0-9.:]+", self.line)[0]
         children = psutil.Process(process.pid).children(recursive=True)
         self.engine = next(p for p in children if "quire.engine.core.process_main" in p.cmdline())
-        self.api = [p for p in children if "quire.server.process.api_process" in p.cmdline()]
+        self.api = [p for p in children if "quire.server.process.api_process" in command_of(p)]
         self.family = [psutil.Process(process.pid), *children]
 
     def read_log(self, lines):
