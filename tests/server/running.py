@@ -36,7 +36,7 @@ class Running:
         self.line = said[-1].strip()
         self.url = re.search(r"https?://[0-9.:]+", self.line)[0]
         children = psutil.Process(process.pid).children(recursive=True)
-        self.engine = next(p for p in children if "quire.engine.core.process_main" in p.cmdline())
+        self.engine = next(p for p in children if "quire.engine.core.process_main" in command_of(p))
         self.api = [p for p in children if "quire.server.process.api_process" in command_of(p)]
         self.family = [psutil.Process(process.pid), *children]
 
