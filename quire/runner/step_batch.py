@@ -71,6 +71,25 @@ class StepBatch:
         return bool(self.next_drafts) or self.draft_inputs is not None
 
     @property
+    def row_ends(self) -> Ints:
+        """[S] the last token of each row, as an index into the T tokens."""
+        return self.q_starts[1:] - 1
+
+    @property
+    def sampled_row_indexes(self) -> npt.NDArray[np.intp]:
+        """[R] of each sampled token, its row as an index into the S rows."""
+        return np.searchsorted(self.q_starts, self.sampled_tokens, side="right") - 1
+
+    @property
+    def following_tokens(self) -> Ints:
+        """[T] the token behind each in its row, with draft_inputs also behind the row. Behind a
+        sampled token it may be a draft, or -1."""
+        assert self.draft_inputs is not None, "the batch was built without inputs of drafters"
+        following = np.append(self.token_ids[1:], 0).astype(np.int32)
+        following[self.row_ends] = self.draft_inputs.next_tokens
+        return following
+
+    @property
     def rotary_positions(self) -> Ints:
         """[T], or [axes, T] if the axes differ."""
         if self.rotary is None:

@@ -189,9 +189,7 @@ class CpuWorker:
         if not inputs.sampled_rows:
             self._propose(inputs, (), (), states)
             return build_step_result(inputs, StepTokens(()), extras)
-        at: Any = inputs.sampled_tokens
-        if selects:  # its row, whose last token it is
-            at = np.searchsorted(inputs.q_starts, at, side="right") - 1
+        at = inputs.sampled_row_indexes if selects else inputs.sampled_tokens
         chosen = hidden if inputs.decode_only else hidden[torch.from_numpy(at)]
         with variant.logits(torch.tensor(inputs.sampled_slots, dtype=torch.int32)):
             logits = self._model.logits(chosen, whole=self._sampler.strips is None)
@@ -222,7 +220,7 @@ class CpuWorker:
                 torch.from_numpy(inputs.q_starts),
                 inputs.num_decodes,
             ),
-            needed=torch.from_numpy(inputs.q_starts[1:] - 1) if selects else None,
+            needed=torch.from_numpy(inputs.row_ends) if selects else None,
         )
         for part in parts:
             step = part.before_forward(self._model, step, variant)

@@ -245,7 +245,7 @@ class StepForward:
         """Fill as many tokens and sequences as the step has."""
         self._write(inputs, batch, carried)
         self._mixed_starts.numpy()[: len(inputs.q_starts)] = inputs.q_starts
-        self._ends.numpy()[: len(inputs.slots)] = inputs.q_starts[1:] - 1
+        self._ends.numpy()[: len(inputs.slots)] = inputs.row_ends
 
     def _write(self, inputs: StepBatch, batch: AttentionMetadata, carried: Tensor | None) -> None:
         for buffer, values in (

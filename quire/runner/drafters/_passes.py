@@ -59,8 +59,7 @@ def build_first_pass(
     assert inputs is not None, "the batch was built without inputs of drafters"
     shift = 0 if given is None else 1
     owner = np.repeat(np.arange(len(batch.rows)), np.diff(batch.q_starts))  # [T] row of the batch
-    following = np.append(batch.token_ids[1:], 0).astype(np.int32)
-    following[batch.q_starts[1:] - 1] = inputs.next_tokens
+    following = batch.following_tokens
     following[batch.sampled_tokens] = np.asarray(ids, dtype=np.int32)
     is_end, used = np.zeros(len(owner), dtype=bool), np.ones(len(owner), dtype=bool)
     used[batch.sampled_tokens] = False

@@ -164,6 +164,14 @@ class DraftChain:
 
     # -- a step -------------------------------------------------------------------------------
 
+    def place_tokens(self, views: DeviceInputs, count: int) -> None:
+        """Give the first tokens of a step with prompts, so many, what they continue with."""
+        rotary = None if views.rotary is views.positions else views.rotary
+        chain_io.place_tokens(
+            views.token_ids, views.positions, views.contexts, views.outputs, rotary, self.ahead,
+            count,
+        )  # fmt: skip
+
     def keep_tokens(self, ids: Tensor) -> None:
         """Keep the tokens [T] of a step with prompts, for a drafter that reads them."""
         if self._head.is_whole:
@@ -179,7 +187,7 @@ class DraftChain:
         assert inputs is not None, "the batch was built without inputs of drafters"
         plan_rows = np.asarray(batch.sampled_rows, dtype=np.int32)
         first = np.flatnonzero(np.diff(plan_rows, prepend=-1)).astype(np.int32)
-        of = np.searchsorted(batch.q_starts, batch.sampled_tokens[first], side="right") - 1
+        of = batch.sampled_row_indexes[first]
         room = np.minimum(inputs.blocks[of] * self._slots.block_size, self._head.max_len)
         most = inputs.most[of]
         last = int(plan_rows.max(initial=-1))
@@ -209,7 +217,7 @@ class DraftChain:
         """Launch what is launched behind a step with prompts, and what places its tokens."""
         sampled = max(padded_sample_rows(len(batch.sampled_slots), self._max_tokens), 1)
         views = self._mixed.upload(batch, sampled)
-        chain_io.place_tokens(views, self.ahead, 1)
+        self.place_tokens(views, 1)
         self.launch_behind(batch, PromptStep(views, StepBounds.of(batch), None), states)
 
     def _run_prompts(self, batch: StepBatch, ran: PromptStep, states: TargetStates) -> None:
@@ -405,11 +413,7 @@ class DraftChain:
 
 def _known_tokens(batch: StepBatch) -> Ints:
     """Return [T] the token behind each; -1 - i: it is the sampled token i. Media have id 0."""
-    assert batch.draft_inputs is not None
-    known = np.append(batch.token_ids[1:], 0).astype(np.int32)
-    known[batch.q_starts[1:] - 1] = batch.draft_inputs.next_tokens
-    np.maximum(known, 0, out=known)
-    sampled = batch.sampled_tokens
+    known, sampled = np.maximum(batch.following_tokens, 0), batch.sampled_tokens
     known[sampled] = -1 - np.arange(len(sampled), dtype=np.int32)
     return known
 

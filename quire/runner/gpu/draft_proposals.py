@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from quire.attention.base import AttentionMetadata
 from quire.kernels.framework import lazy_fusion
-from quire.kernels.gpu.runtime import chain_io
 from quire.kernels.gpu.runtime import step_io as kernels
 from quire.models.base import HiddenTaps
 from quire.runner.drafters.base import ModelDrafter, TargetStates
@@ -150,7 +149,7 @@ class DraftProposals:
     def place_tokens(self, views: DeviceInputs, count: int) -> None:
         """Give the first tokens of a step with prompts, so many, what they continue with."""
         assert self._chain is not None, "only a chain has it"
-        chain_io.place_tokens(views, self._chain.ahead, count)
+        self._chain.place_tokens(views, count)
 
     def keep_tokens(self, ids: Tensor) -> None:
         """Copy the tokens [T] of a step with prompts to where propose() finds them."""

@@ -1,6 +1,7 @@
 """What takes a chain of drafts from pass to pass, beside loops over numbers."""
 
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,7 @@ pytest.importorskip("triton")
 from quire.kernels.gpu.runtime import chain_io
 from quire.kernels.gpu.runtime.chain_io import ANY_TOKEN, PassInputs
 from quire.runner.gpu.draft_chain import ChainResult, _expected_tokens, _known_tokens
-from quire.runner.step_batch import ahead_code
+from quire.runner.step_batch import EMPTY_BATCH, DraftInputs, ahead_code
 from quire.sampling.step_sampling import StepTokens
 
 BLOCK, STRIDE = 4, 32
@@ -111,7 +112,8 @@ def test_tokens_are_placed_behind_what_the_rows_before_yield(has_rotary):
         token_ids=ints(*codes), positions=positions, contexts=ints(11, 21, 22, 23, 32),
         outputs=ints(1, 2, 3, 4, 9, 9), rotary=ints(0, 1, 2, 3, 4, 5) if has_rotary else positions,
     )  # fmt: skip
-    chain_io.place_tokens(inputs, ahead, 4)
+    written = inputs.token_ids, inputs.positions, inputs.contexts, inputs.outputs
+    chain_io.place_tokens(*written, inputs.rotary if has_rotary else None, ahead, 4)
     assert inputs.token_ids.tolist() == [70, 80, 90, 91, 7, -5]
     assert inputs.positions.tolist() == [12, 20, 21, 22, 30, 31]
     assert inputs.contexts.tolist() == [13, 21, 22, 23, 32]
@@ -121,11 +123,12 @@ def test_tokens_are_placed_behind_what_the_rows_before_yield(has_rotary):
 
 def test_a_head_is_given_the_token_behind_each():
     """Rows: two tokens with a draft, a part of a prompt before an image, one before token 9."""
-    batch = SimpleNamespace(
+    batch = replace(
+        EMPTY_BATCH,
         token_ids=np.array([-1, 5, 11, 12, -7, 21, 22]),
         q_starts=np.array([0, 1, 2, 5, 7]),
         sampled_tokens=np.array([0, 1]),
-        draft_inputs=SimpleNamespace(next_tokens=np.array([-1, -1, -8, 9])),
+        draft_inputs=DraftInputs(np.array([-1, -1, -8, 9]), np.ones(4), np.ones(4)),
     )
     assert _known_tokens(batch).tolist() == [-1, -2, 12, 0, 0, 22, 9]
 

@@ -8,7 +8,7 @@ Axes: T tokens of the step before, m rows with drafts, D drafts of a row
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import triton.language as tl
 from torch import Tensor
@@ -152,33 +152,27 @@ def _place_tokens_kernel(
         tl.store(rotary_ptr + t, rotary + accepted, mask=live)
 
 
-class TokenInputs(Protocol):
-    """What place_tokens() writes: [T or more] int32 each."""
-
-    @property
-    def token_ids(self) -> Tensor: ...
-    @property
-    def positions(self) -> Tensor: ...
-    @property
-    def contexts(self) -> Tensor: ...
-    @property
-    def outputs(self) -> Tensor: ...
-    @property
-    def rotary(self) -> Tensor: ...
-
-
-def place_tokens(inputs: TokenInputs, ahead: Tensor, count: int) -> None:
+def place_tokens(
+    token_ids: Tensor,
+    positions: Tensor,
+    contexts: Tensor,
+    outputs: Tensor,
+    rotary: Tensor | None,
+    ahead: Tensor,
+    count: int,
+) -> None:
     """Give the first `count` tokens of a step what they continue with: their tokens in place of
     codes (quire.runner.step_batch.ahead_code), and positions behind the drafts that were accepted.
 
-    ahead: as find_ends() has it. Each token is a row of its own, and is sampled.
+    All but ahead: [T or more] int32, and written; each of these tokens is a row, and is sampled.
+    rotary: None: rotary positions are positions. ahead: as find_ends() has it.
     """
-    rotary, positions = inputs.rotary, inputs.positions
+    own_rotary = positions if rotary is None else rotary
     _place_tokens_kernel(
         (cdiv(count, BLOCK), 1, 1),
-        (inputs.token_ids, positions, inputs.contexts, inputs.outputs, rotary, ahead),
+        (token_ids, positions, contexts, outputs, own_rotary, ahead),
         (count, ahead.shape[1]),
-        (rotary is not positions, AHEAD_ROWS, BLOCK),
+        (rotary is not None, AHEAD_ROWS, BLOCK),
     )
 
 
