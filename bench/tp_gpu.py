@@ -6,8 +6,9 @@
 
 make_models.py writes MODELS. Each row of models runs bench/offline.py once with each number of ranks;
 then with NCCL in place of quire's own sums (nccl), in pipeline stages (stages), with whole experts on
-ranks (experts), and as independent engines that run at once, each on a GPU of its own (replicas). One JSON line for each result, and for each ratio to one GPU, with the
-goal. --seconds: nothing is begun later than this.
+ranks (experts), and as independent engines that run at once, each on a GPU of its own (replicas).
+Before them all, starts without any compiled kernel and starts with those (starts). One JSON line for
+each result, and for each ratio to one GPU, with the goal. --seconds: nothing is begun later than this.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -30,11 +32,12 @@ STAGE_GOALS = {("llama-8b", "decode1"): 0.95, ("llama-8b", "mixed512"): 1.7}
 REPLICA_GOALS = {"mixed512": 1.95}  # times the number of replicas over 2
 
 
-def start(model, cases, a, gpus=None, **more):
+def start(model, cases, a, gpus=None, cache=None, **more):
     kw = json.loads(a.kw) | more
     command = [sys.executable, str(OFFLINE), "--engine", "quire", "--model", f"{a.models}/{model}",
                "--cases", cases, "--repeat", str(a.repeat), "--kw", json.dumps(kw)]  # fmt: skip
-    env = dict(os.environ) if gpus is None else {**os.environ, "CUDA_VISIBLE_DEVICES": gpus}
+    env = os.environ | ({} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus})
+    env |= {} if cache is None else {"QUIRE_CACHE": cache}
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
 
 
@@ -78,7 +81,7 @@ def compare(model, how, found, one, goals):
 
 def replicas(model, a, one):
     """Independent engines on GPUs of their own, at the same time."""
-    count = max(2, *(int(n) for n in a.ranks.split(",")))
+    count = max(2, *(int(n) for n in filter(None, a.ranks.split(","))))
     case = "mixed512"
     if case not in one:
         return
@@ -88,6 +91,23 @@ def replicas(model, a, one):
         ratio, goal = sum(rates) / rate(one[case]), REPLICA_GOALS[case] * count / 2
         say(model=model, how=f"{count} replicas", case=case, out_tok_s=round(sum(rates), 1),
             ratio=round(ratio, 3), goal=goal, met=ratio >= goal)  # fmt: skip
+
+
+def starts(model, a):
+    """Seconds of LLM(...) with one GPU and with two: twice each, with an empty folder of kernels."""
+    seconds = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for kernels in ("none", "compiled"):
+            for ranks in (1, 2):
+                cache = f"{folder}/{ranks}"
+                found = finish(start(model, "", a, cache=cache, tensor_parallel_size=ranks))
+                for line in found.values():
+                    say(**line, how=f"tp {ranks}", kernels=kernels)
+                    seconds[kernels, ranks] = line["init_s"]
+            if len(seconds) % 2 == 0:
+                more = seconds[kernels, 2] - seconds[kernels, 1]
+                say(model=model, what="seconds of a start more than one GPU's", kernels=kernels,
+                    measured=round(more, 2), goal=3.0, met=more <= 3.0)  # fmt: skip
 
 
 def main():
@@ -102,8 +122,14 @@ def main():
     parser.add_argument("--seconds", type=float, default=500)
     a = parser.parse_args()
     began, ways, first = time.time(), a.ways.split(","), {}
-    plans = [(model, "ranks", int(n)) for model in a.rows.split(",") for n in a.ranks.split(",")]
+    plans = [
+        (model, "ranks", int(n))
+        for model in a.rows.split(",")
+        for n in filter(None, a.ranks.split(","))
+    ]
     main_model = a.rows.split(",")[0]
+    if "starts" in ways:
+        starts(main_model, a)
     plans += [(main_model, "nccl", 2)] * ("nccl" in ways)
     plans += [(main_model, how, 2) for how in ("stages", "experts", "replicas") if how in ways]
     for model, how, count in plans:

@@ -148,7 +148,10 @@ ONE_SERVER = {
 """Files of tests/server whose tests share the real servers of tests/server/conftest.py."""
 
 
-RANKS_OF_GPUS = {"test_tp.py", "test_stages.py", "test_recurrent_ranks.py"}
+RANKS_OF_GPUS = {
+    "test_tp.py", "test_stages.py", "test_recurrent_ranks.py", "test_data_parallel_attention.py",
+    "test_context_parallel.py",
+}  # fmt: skip
 """Files of tests/gpu whose fixtures and tests start engines for minutes, by their first parameter."""
 
 

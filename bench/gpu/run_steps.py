@@ -29,6 +29,11 @@ import sweep  # noqa: E402
 from offline import drawn  # noqa: E402
 from table import CEILING  # noqa: E402
 
+
+def tests_of(*names):
+    return [f"tests/gpu/test_{name}.py" for name in names]
+
+
 MODELS = os.environ.get("MODELS", "/tmp/quire-models")
 OUT = Path(os.environ.get("OUT", ROOT / "build" / "gpu"))
 PY = sys.executable
@@ -40,9 +45,9 @@ TESTS = [PY, "-m", "pytest", "-p", "bench.gpu.json_report", "-p", "no:cacheprovi
 HEAVY = ["tests/gpu/test_models.py", "tests/gpu/test_fallback.py"]
 ALONE = ["tests/gpu/test_memory.py", "tests/gpu/test_start.py", "tests/gpu/test_fault_isolation.py"]
 SUMS = "tests/gpu/test_peer_all_reduce.py"
-RANKS = ["tests/gpu/test_tp.py", "tests/gpu/test_stages.py", "tests/gpu/test_recurrent_ranks.py"]
+RANKS = tests_of("tp", "stages", "recurrent_ranks", "data_parallel_attention", "context_parallel")
 TWO_GPUS = [SUMS, *RANKS]
-RANK_TESTS = ["-n", "6", "--dist", "loadscope", *RANKS]  # of small engines on the same two GPUs
+SMALL_ENGINES = ["-n", "8", "--dist", "loadscope", "--long", *RANKS]  # on the same two GPUs
 
 
 @dataclass(frozen=True)
@@ -59,10 +64,6 @@ def offline(name, model, cases, limit_s, repeat=1, engine="quire", **kw):
                "--cases", cases, "--repeat", str(repeat), "--load-format", load,
                "--kw", json.dumps(kw)]  # fmt: skip
     return Step(name, command, limit_s)
-
-
-def tests_of(*names):
-    return [f"tests/gpu/test_{name}.py" for name in names]
 
 
 def test_steps():
@@ -150,14 +151,22 @@ def speculation_steps():
 
 def two_gpus_steps():
     compare = [PY, "bench/tp_gpu.py", MODELS]
+    host = [PY, "bench/stages_gpu.py", f"{MODELS}/qwen3-0.6b", "--stages", "1",
+            "--cases", "decode1,rows8,rows32", "--kw"]  # fmt: skip
+    death = [PY, "bench/rank_death.py", f"{MODELS}/llama-8b"]
+    standby = "-tp 2 --load-format dummy --max-model-len 4096 --engine-standby"
     return [
+        Step("starts", [*compare, "--rows", "llama-8b", "--ranks", "", "--ways", "starts"], 130),
         Step("sums", [*TESTS, "-n", "0", SUMS], 60),
-        Step("tests", [*TESTS, *RANK_TESTS], 170),
-        Step("failures", [PY, "bench/rank_death.py", f"{MODELS}/llama-8b"], 120),
+        Step("tests", [*TESTS, *SMALL_ENGINES], 330),
         Step("8B", [*compare, "--rows", "llama-8b", "--seconds", "170"], 230),
+        Step("failures", death, 120),
+        Step("failures with standby", [*death, "--faults", "kill", "--serve", standby], 70),
+        Step("host of one", [*host, "{}"], 40),
+        Step("host of two", [*host, '{"tensor_parallel_size": 2}'], 40),
         Step("collectives", [PY, "bench/collectives.py"], 60),
         Step("8B in stages", [*compare, "--rows", "llama-8b", "--ranks", "1", "--ways",
-                              "stages,replicas", "--cases", "decode1,mixed512"], 190),
+                              "stages", "--cases", "decode1,mixed512"], 190),
         Step("whole experts", [*compare, "--rows", "qwen3-30b-a3b", "--ranks", "1,2", "--ways",
                                "experts", "--cases", "decode1,mixed512"], 200),
         Step("others", [*compare, "--rows", "qwen3-30b-a3b,qwen3-0.6b", "--ways", "none",

@@ -69,15 +69,14 @@ def _advise_tensor(model: ModelFacts, plan: MemoryPlan, *, fits_one: bool) -> It
             f"{ratio:.1f} times as fast; data_parallel_size={tensor} has more tokens per second"
         )
     heads = max((layer.kv_heads for layer in model.layers), default=tensor)
-    if any(layer.latent for layer in model.layers):
+    spread = plan.shape.context
+    copies = tensor // heads // spread
+    if copies > 1:
+        kind = "latent attention has one" if model.layers[0].latent else f"the model has {heads}"
         yield (
-            f"each of the {tensor} ranks caches all of every token (latent attention has one KV "
-            "head); pipeline_parallel_size divides the cache"
-        )
-    elif heads < tensor:
-        yield (
-            f"the model has {heads} KV heads: each is cached on {tensor // heads} of the {tensor} "
-            "ranks; pipeline_parallel_size divides the cache further"
+            f"each token's keys and values are cached on {copies} of the {tensor} ranks ({kind} KV "
+            f"head{'s' * (heads > 1)}); decode_context_parallel_size={copies * spread} caches them "
+            "once, for more or longer contexts, and pipeline_parallel_size divides them too"
         )
 
 

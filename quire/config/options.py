@@ -260,7 +260,7 @@ class ParallelOptions:
     """Number of devices over which each layer is sharded."""
     decode_context_parallel_size: int = option(1, low=1, short="-dcp")
     """Number of those devices, of which all have the same KV heads, over which the tokens of every
-    sequence are spread, so that the KV cache has room for as many times more. Not on GPUs yet."""
+    sequence are spread, so that the KV cache has room for as many times more."""
     pipeline_parallel_size: int = option(1, low=1, short="-pp")
     """Number of pipeline stages: each has a part of the layers, on tensor_parallel_size devices of
     its own."""

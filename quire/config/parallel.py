@@ -60,18 +60,13 @@ def resolve_data_parallel_ranks(options: Options, device: DeviceFacts) -> int:
     return section.data_parallel_size
 
 
-def resolve_context_parallel_size(options: Options, model: ModelFacts, device: DeviceFacts) -> int:
+def resolve_context_parallel_size(options: Options, model: ModelFacts) -> int:
     """Return over how many ranks the tokens of every sequence are spread. Raises ConfigError."""
     section = options.parallel
     size, tensor = section.decode_context_parallel_size, section.tensor_parallel_size
     if size == 1:
         return 1
     name = f"decode_context_parallel_size={size}"
-    if device.kind == "cuda":
-        raise ConfigError(
-            f"{name} runs on processes of a CPU only so far: on GPUs an engine did not end by "
-            "itself; kv_cache_dtype=fp8 halves the cache, and pipeline_parallel_size divides it"
-        )
     if not model.layers:
         raise ConfigError(f"{name}: {model.model_type} has no KV cache; leave it out")
     if model.encoder is not None:

@@ -186,7 +186,7 @@ def resolve_memory_plan(
     dtype = resolve_dtype(options, model, device, why)
     asked_len = resolve_max_len(options, model, why)
     balance = resolve_expert_balance(options, model.experts)
-    context = resolve_context_parallel_size(options, model, device)
+    context = resolve_context_parallel_size(options, model)
     shape = EngineShape(
         dtype=dtype,
         cache_dtype=resolve_cache_dtype(options, model, device, dtype, why),

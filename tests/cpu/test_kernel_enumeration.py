@@ -120,6 +120,14 @@ CASES = {
             "max_model_len": 64,
         },
     ),
+    "tokens over two ranks": (
+        SHAPES["llama-8b"] | {"num_key_value_heads": 1},
+        {"tensor_parallel_size": 2, "decode_context_parallel_size": 2},
+    ),
+    "latents over two ranks": (
+        SHAPES["deepseek-v2-lite"],
+        {"tensor_parallel_size": 2, "decode_context_parallel_size": 2},
+    ),
     "four ranks with experts": (SHAPES["qwen3-30b-a3b"], {"tensor_parallel_size": 4}),
     "four ranks with whole experts": (
         SHAPES["qwen3-30b-a3b"],

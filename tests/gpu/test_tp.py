@@ -11,6 +11,7 @@ from quire import LLM, SamplingParams
 from quire.errors import EngineDead
 from quire.platform import cuda
 from tests import tiers
+from tests.cpu.drafters import heads
 from tests.cpu.lora_folders import write_adapter
 from tests.cpu.models.peers import peer, prompt_of
 from tests.cpu.test_rank_features import FEATURES
@@ -130,6 +131,28 @@ def test_a_request_gives_the_same_alone_and_among_255_others(folder):
         assert alone[0] == together[77]
     same = sum(one == two for one, two in zip(found[1][1], found[2][1], strict=True))
     assert same >= 250, "of 6,144 tokens a few have a rival within the last digits of a sum"
+
+
+@pytest.mark.parametrize("method", ["eagle", "draft_model"])
+def test_drafts_of_a_model_change_no_token(tmp_path, method):
+    """Both ranks draft; the steps behind do not wait for the host."""
+    target, head = heads.agreeing_pair(tmp_path)
+    prompts = [prompt_of(length, heads.V, i) for i, length in enumerate((1, 17, 100, 33))]
+    settings = COMMON | {"skip_tokenizer_init": True, "num_gpu_blocks_override": 400}
+    one = LLM(str(target), **settings)
+    want = ids_of(one, prompts)
+    shut_down(one)
+    options = {"method": method, "model": str(head if method == "eagle" else target),
+               "num_speculative_tokens": 4, "adaptive": False}  # fmt: skip
+    two = LLM(str(target), **settings, tensor_parallel_size=2, speculative_config=options)
+    try:
+        plans = heads.watch_plans(two.llm_engine.engine)
+        assert ids_of(two, prompts) == want
+        assert any(plan.continues for plan in plans)
+        counts = two.llm_engine.engine.snapshot().counters.draft_counts
+        assert sum(counts.accepted) / counts.tokens > 0.2
+    finally:
+        shut_down(two)
 
 
 def test_an_engine_that_slept_answers_as_before(folder):

@@ -451,7 +451,10 @@ def step_batches(config: EngineConfig, max_rows: int) -> Iterator[StepBatch]:
                 yield prompt_batch(0, _shares(tokens, rows), prior)
         many = min(max_rows, max(tokens // 2, 1))
         if tokens // many <= longest:
-            for prior in {0, max(longest - tokens, 0)}:
+            priors = {0, max(longest - tokens, 0)}
+            if config.parallel.context > 1:  # short contexts are attended to at once
+                priors.add(max(min(1, longest - tokens // many - 1), 0))
+            for prior in priors:
                 yield prompt_batch(0, _shares(tokens, many), prior)
     for decodes in sizes(max_rows - 1):
         for prompt in (*MIXED_PROMPTS, config.device.captured_tokens):

@@ -60,12 +60,27 @@ def test_engines_that_do_not_fit_are_named():
 @pytest.mark.parametrize(
     ("name", "ranks", "text"),
     [
-        ("qwen3-30b-a3b", 8, "4 KV heads: each is cached on 2 of the 8 ranks"),
-        ("deepseek-v2-lite", 2, "each of the 2 ranks caches all of every token"),
+        (
+            "qwen3-30b-a3b",
+            8,
+            "on 2 of the 8 ranks (the model has 4 KV heads); decode_context_parallel_size=2",
+        ),
+        (
+            "deepseek-v2-lite",
+            2,
+            "on 2 of the 2 ranks (latent attention has one KV head); decode_context",
+        ),
     ],
 )
 def test_caches_that_are_not_divided_are_named(name, ranks, text):
     assert any(text in line for line in advice(SHAPES[name], tensor_parallel_size=ranks))
+
+
+def test_tokens_that_are_spread_over_all_ranks_need_no_advice():
+    sizes = {"tensor_parallel_size": 4}
+    for spread, count in ((1, 1), (2, 1), (4, 0)):
+        lines = advice(SHAPES["deepseek-v2-lite"], decode_context_parallel_size=spread, **sizes)
+        assert sum("decode_context_parallel_size=4" in line for line in lines) == count
 
 
 def test_ranks_on_a_cpu_get_none():
