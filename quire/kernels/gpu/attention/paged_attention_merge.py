@@ -1,7 +1,7 @@
 """Merge of split attention: combines the parts of one sequence's context, a softmax over softmaxes.
 
 It is inlined, not a kernel: the last program to finish of those that share a context calls it. It
-reads the parts in their order, MERGE at a time, so the result is one fixed sum.
+reads the parts in their order, so the result is one fixed sum.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from quire.kernels.gpu.attention.online_softmax import (
     join_sink,
     normalize,
 )
+
+MAX_UNROLLED = tl.constexpr(4)
 
 
 @triton.jit
@@ -45,31 +47,31 @@ def merge_parts(
 def absorb_parts(acc, total, top, part_ptr, stats_ptr, first, used,
                  G: tl.constexpr, D: tl.constexpr, GP: tl.constexpr, DP: tl.constexpr):  # fmt: skip
     """(acc, total, top) with `used` parts, laid out as for merge_parts()."""
-    # parts whose loads are under way at once: with two warps, 128 registers of a thread
-    MERGE: tl.constexpr = max(1, min(16, 8192 // (GP * DP)))
+    # parts whose loads are under way at once, unrolled: a sum over an axis of parts goes through
+    # shared memory, which takes longer than all else of a short context
+    MERGE: tl.constexpr = max(1, min(MAX_UNROLLED, 8192 // (GP * DP)))
     g = tl.arange(0, GP)
     d = tl.arange(0, DP)
     mask = (g < G)[:, None] & (d < D)[None, :]
     where = g[:, None] * D + d[None, :]
     for low in range(0, used, MERGE):
-        i = low + tl.arange(0, MERGE)
-        there = i < used
-        mine = first + i
-        # past L1 (.cg): other programs wrote these, and a line of it may be stale here
-        some = tl.load(
-            part_ptr + mine[:, None, None] * (G * D) + where[None, :, :],
-            mask=there[:, None, None] & mask[None, :, :], other=0.0, cache_modifier=".cg",
-        )  # fmt: skip
-        stats = stats_ptr + mine[:, None] * (2 * G) + g[None, :]
-        real = there[:, None] & (g < G)[None, :]
-        tops = tl.load(stats, mask=real, other=LOWEST_SCORE, cache_modifier=".cg")
-        sums = tl.load(stats + G, mask=real, other=0.0, cache_modifier=".cg")
-        higher = tl.maximum(top, tl.max(tops, 0))
-        shrink = tl.exp2(top - higher)
-        weights = tl.exp2(tops - higher[None, :])
-        total = total * shrink + tl.sum(sums * weights, 0)
-        acc = acc * shrink[:, None] + tl.sum(some * weights[:, :, None], 0)
-        top = higher
+        for i in tl.static_range(MERGE):
+            there = low + i < used
+            mine = first + low + i
+            # past L1 (.cg): other programs wrote these, and a line of it may be stale here
+            some = tl.load(
+                part_ptr + mine * (G * D) + where, mask=mask & there, other=0.0,
+                cache_modifier=".cg",
+            )  # fmt: skip
+            stats = stats_ptr + mine * (2 * G) + g
+            its_top = tl.load(stats, mask=(g < G) & there, other=LOWEST_SCORE, cache_modifier=".cg")
+            its_sum = tl.load(stats + G, mask=(g < G) & there, other=0.0, cache_modifier=".cg")
+            higher = tl.maximum(top, its_top)
+            shrink = tl.exp2(top - higher)
+            weight = tl.exp2(its_top - higher)
+            total = total * shrink + its_sum * weight
+            acc = acc * shrink[:, None] + some * weight[:, None]
+            top = higher
     return acc, total, top
 
 
