@@ -1,13 +1,14 @@
 """Where a step's time goes: host work per step by part, GPU busy share, kernels by time.
 
 usage: python bench/host.py --model DIR [--rows 1,32,256,1024] [--prefill 4096] [--kernels 12]
-[--batch 1 --rounds 2]
+[--batch 1 --rounds 2] [--kw '{"tensor_parallel_size": 2}']
 
 For each number of rows: decode steps of that many sequences, first timed without profiling, then
 some under torch's profiler (device activity only). "busy" is the share of the profiled time in
-which a kernel or copy ran; "host" is host time other than waiting for results; "idle" is the time
-of a step beyond that of its graph alone. --batch runs a share of offline.py's batch and prints the
-share of time of steps that were submitted after the step before them was done ("late": only in
+which a kernel or copy ran; "host" is host time other than waiting for results. On several ranks of
+one pipeline stage the parts are of the engine's process: "encode" and "send" make the message to the
+others, "ranks" is the wait for them. --batch (one rank) runs a share of offline.py's batch and prints
+the share of time of steps that were submitted after the step before them was done ("late": only in
 these may the GPU have been idle). Weights are random.
 """
 
@@ -22,9 +23,11 @@ from offline import case_specs
 
 from quire import LLM, SamplingParams
 from quire.core.params import RequestOutputKind
+from quire.executors import multiproc
 from quire.runner.gpu import cuda_worker
 
-PARTS = ("plan", "build", "launch", "wait", "apply")
+PARTS = ("plan", "build", "encode", "send", "launch", "wait", "ranks", "apply")
+WAITS = ("wait", "ranks")
 
 
 class PartTimer:
@@ -32,14 +35,16 @@ class PartTimer:
 
     def __init__(self, engine):
         self.seconds = dict.fromkeys(PARTS, 0.0)
-        executor, scheduler = engine._executor, engine._scheduler
-        for owner, name in (
-            (scheduler, "plan"),
-            (executor._inputs, "build"),
-            (executor.runner, "launch"),
-            (scheduler, "apply"),
-        ):
-            setattr(owner, name, self._timed(name, getattr(owner, name)))
+        executor, scheduler = engine.executor, engine._scheduler
+        ranks = isinstance(executor, multiproc.Executor)
+        own = executor._local if ranks else executor
+        timed = [(scheduler, "plan"), (scheduler, "apply"), (own.runner, "launch")]
+        timed += [(one, "build") for one in (executor._inputs if ranks else [own._inputs])]
+        if ranks:
+            timed += [(executor, "_message_of", "encode"), (executor.group, "send"),
+                      (executor.group, "wait", "ranks")]  # fmt: skip
+        for owner, name, *part in timed:
+            setattr(owner, name, self._timed(part[0] if part else name, getattr(owner, name)))
         self._wait = cuda_worker.PendingStep.wait
         cuda_worker.PendingStep.wait = self._timed("wait", self._wait)
 
@@ -86,7 +91,8 @@ def finish(llm):
     engine = llm.llm_engine
     for name in list(engine._running):
         engine.abort_request(name)
-    torch.cuda.synchronize()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def kernels(events, wall):
@@ -125,26 +131,6 @@ def show(name, count, busy, total_us, ranked, limit):
         print(f"    {us / count:9.1f} us  {calls / count:6.1f} x {us / calls:8.2f}  {kernel}")
 
 
-def graph_alone(llm, rows, count=30):
-    """Return the microseconds of the last steps' graph, replayed without host work."""
-    worker = llm.llm_engine.engine._executor.runner.worker
-    size = worker._decode_graphs.size_for(rows, "greedy")
-    graph = worker._decode_graphs._captured.get((size, "greedy"))
-    if graph is None:
-        return None
-    torch.cuda.synchronize()
-    with worker.execution_context():
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        graph.replay()
-        start.record()
-        for _ in range(count):
-            graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        worker._pinned_io.resync()
-    return start.elapsed_time(end) * 1e3 / count
-
-
 def decode(llm, clock, rng, rows, args):
     tokens = args.warm + 3 * args.steps + 40
     add(llm, rng, rows, args.prompt, tokens, f"d{rows}")
@@ -164,14 +150,11 @@ def decode(llm, clock, rng, rows, args):
     line = dict(
         rows=rows,
         step_us=round(wall / args.steps * 1e6, 1),
-        host_us=round((wall - parts["wait"]) / args.steps * 1e6, 1),
+        host_us=round((wall - sum(parts[one] for one in WAITS)) / args.steps * 1e6, 1),
         **per,
         other=round(rest / args.steps * 1e6, 1),
         tok_s=round(rows * args.steps / wall, 1),
     )
-    device_us = graph_alone(llm, rows)
-    if device_us is not None:
-        line |= dict(device_us=round(device_us, 1), idle=round(1 - device_us / line["step_us"], 4))
     if args.kernels:
         busy, total, ranked = profiled(llm, args.profile)
         line["busy"] = round(busy, 4)
@@ -241,7 +224,6 @@ def batch(llm, clock, share, recorder, number):
     parts = {name: round(seconds, 2) for name, seconds in clock.take().items()}
     shown = {n: [recorder.counts[n], round(s, 2)] for n, s in sorted(recorder.seconds.items())}
     late = sum(s for n, s in recorder.seconds.items() if n.startswith("late")) / wall
-    graphs = len(llm.llm_engine.engine._executor.runner.worker._decode_graphs._captured)
     print(
         json.dumps(
             dict(
@@ -251,7 +233,6 @@ def batch(llm, clock, share, recorder, number):
                 out_tok_s=round(sum(outs[:count]) / wall),
                 late=round(late, 4),
                 other=round(wall - sum(parts.values()), 2),
-                graphs=graphs,
                 **parts,
                 steps=shown,
             )

@@ -151,8 +151,7 @@ def speculation_steps():
 
 def two_gpus_steps():
     compare = [PY, "bench/tp_gpu.py", MODELS]
-    host = [PY, "bench/stages_gpu.py", f"{MODELS}/qwen3-0.6b", "--stages", "1",
-            "--cases", "decode1,rows8,rows32", "--kw"]  # fmt: skip
+    host = [PY, "bench/host.py", "--model", f"{MODELS}/qwen3-0.6b", "--rows", "1,8,32", "--kw"]
     death = [PY, "bench/rank_death.py", f"{MODELS}/llama-8b"]
     standby = "-tp 2 --load-format dummy --max-model-len 4096 --engine-standby"
     return [
