@@ -8,8 +8,10 @@ process, and a rank's environment.
 from __future__ import annotations
 
 import importlib
+import os
 import socket
 import subprocess
+import threading
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -99,6 +101,7 @@ def main(fd: int) -> int:
     """Import, and be a rank by the orders that come; the exit status."""
     ignore_signals()
     with socket.socket(fileno=fd) as end:
+        threading.Thread(target=_exit_with_sender, args=(end,), daemon=True).start()
         rank_process = importlib.import_module("quire.engine.startup.rank_process")
         found = _receive(end)
     if found is None:
@@ -106,6 +109,12 @@ def main(fd: int) -> int:
     orders, fds = found
     env.replace_environment(orders.environment)
     return int(rank_process.main(fds[0], dict(zip(orders.numbers, fds, strict=True))))
+
+
+def _exit_with_sender(end: socket.socket) -> None:
+    """Imports take seconds, in which the other process may end."""
+    if not end.recv(1, socket.MSG_PEEK):
+        os._exit(1)
 
 
 def _receive(end: socket.socket) -> tuple[BecomeRank, list[int]] | None:
