@@ -9,8 +9,7 @@ from quire.distributed.mesh import vocab_range
 from quire.kernels.add import add
 from quire.kernels.embedding import embedding
 from quire.kernels.formats.weight import StoredWeight
-from quire.kernels.framework import lazy_fusion
-from quire.kernels.native.op_tape import on_replay
+from quire.kernels.vocab_strip import strip_ids, strip_rows
 from quire.layers.param_module import ParamModule
 from quire.layers.weight_module import PLAIN, WeightModule
 from quire.weights.mapping import InitSpec, WeightShard, unsharded_layout
@@ -36,19 +35,10 @@ class Embedding(WeightModule):
 
     def _embed_sharded(self, ids: Tensor) -> Tensor:
         """Rows of this rank's strip, zeros for other tokens; the sum over ranks is whole."""
-        rows = self.weight.rows(on_replay(self._local_ids, ids), self.scale)
-        lazy_fusion.flush()  # rows are read by torch
-        return self.comm.all_reduce(on_replay(self._own_rows, rows, ids))
-
-    def _local_ids(self, ids: Tensor) -> Tensor:
         mine = vocab_range(self.vocab, self.mesh)
-        local = ids - mine.start
-        return torch.where((local >= 0) & (local < len(mine)), local, 0)
-
-    def _own_rows(self, rows: Tensor, ids: Tensor) -> Tensor:
-        mine = vocab_range(self.vocab, self.mesh)
-        own = (ids >= mine.start) & (ids < mine.stop)
-        return torch.where(own[:, None], rows, 0)
+        strip = mine.start, len(mine)
+        rows = self.weight.rows(strip_ids(ids, *strip), self.scale)
+        return self.comm.all_reduce(strip_rows(rows, ids, *strip))
 
     def weight_layout(self, matrix: str) -> tuple[WeightShard, ...]:
         rows = vocab_range(self.vocab, self.mesh)

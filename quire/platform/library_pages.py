@@ -12,17 +12,22 @@ from pathlib import Path
 
 from quire.platform.bytecode_cache import torch_source
 
+OF_RANKS = "nvidia/*/lib/libnccl.so*"
 LIBRARIES = (
     "torch/lib/libtorch_python.so",
     "torch/lib/libtorch_cpu.so",
     "torch/lib/libtorch_cuda.so",
+    OF_RANKS,
     "nvidia/*/lib/libcublas*.so*",
 )
-"""Libraries that each engine on a GPU uses, in the order of their use."""
+"""Libraries that an engine on GPUs uses, in the order of their use."""
 
 
-def read_ahead() -> None:
-    """Read the libraries of this torch, if it is a build for CUDA: seconds, without the GIL."""
+def read_ahead(*, ranks: bool = False) -> None:
+    """Read the libraries of this torch, if it is a build for CUDA: seconds, without the GIL.
+
+    ranks: the engine has several.
+    """
     source = torch_source()
     if source is None or not hasattr(os, "posix_fadvise"):
         return
@@ -30,6 +35,8 @@ def read_ahead() -> None:
     if not (packages / "torch/lib/libtorch_cuda.so").exists():
         return
     for pattern in LIBRARIES:
+        if pattern == OF_RANKS and not ranks:
+            continue
         for path in sorted(packages.glob(pattern)):
             with suppress(OSError), path.open("rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)

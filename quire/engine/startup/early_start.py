@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from quire import env
 from quire.config.options import Options
 from quire.engine.startup.early_ranks import count_early_ranks, start_early_ranks
@@ -39,5 +41,6 @@ def begin_startup(device: str, *, ranks: int = 0, before_s: float | None = None)
     if device != cpu.name:
         start_early_process(env.read().cache_dir)
         timer.run_concurrently(DRIVER, cuda.available)
-        timer.run_concurrently("library pages", library_pages.read_ahead)
+        pages = partial(library_pages.read_ahead, ranks=ranks > 0)
+        timer.run_concurrently("library pages", pages)
     return timer

@@ -103,15 +103,19 @@ def enumerate_kernels(
 
     peers: the GPUs of the ranks access each other's memory.
     """
-    stepped = set()
+    stepped, stacks = set(), set()
     with on_meta_device(target), trace_kernels(note):
         for rank in _unlike_ranks(config.parallel):
             runner = meta_runner(found, config, rank, peers=peers)
             shapes = tuple((name, one.shape) for name, one in runner.model.named_parameters())
-            if shapes not in stepped:
-                stepped.add(shapes)
-                with torch.inference_mode():
-                    run_steps(runner, config)
+            if shapes in stepped:
+                continue
+            layers = tuple(one for one in shapes if one[0].startswith("layers."))
+            alike = layers in stacks  # often only strips of the vocabulary are not
+            stepped.add(shapes)
+            stacks.add(layers)
+            with torch.inference_mode():
+                run_steps(runner, config, prompts=not alike)
 
 
 def _unlike_ranks(section: ParallelSection) -> list[int]:
@@ -159,8 +163,11 @@ def _meta_collectives(mesh: Mesh, *, peers: bool) -> ProcessGroupCollectives:
     return comm
 
 
-def run_steps(runner: Any, config: EngineConfig) -> None:
-    """Run steps of all sizes and kinds. Of equal layers two run: more need no other kernels."""
+def run_steps(runner: Any, config: EngineConfig, *, prompts: bool = True) -> None:
+    """Run steps of all sizes and kinds. Of equal layers two run: more need no other kernels.
+
+    prompts: False: those with prompts only as far as these are scored.
+    """
     model: nn.Module = runner.model
     scheduler = config.scheduler
     rows = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
@@ -189,6 +196,8 @@ def run_steps(runner: Any, config: EngineConfig) -> None:
         batches = [*draft_batches(verified, scheduler.max_model_len)]
         batches += step_batches(config, rows)
         for batch in batches:
+            if not (prompts or batch.decode_only):
+                continue
             worker.compute(batch, ())
             if find_shared_prefixes(model) is not None and batch.decode_only:
                 worker.compute(batch, [SharedPrefixesPart(())])

@@ -21,7 +21,7 @@ def begun(monkeypatch):
     """The slow work that was started."""
     calls = []
     monkeypatch.setattr(cuda, "available", lambda: calls.append("driver"))
-    monkeypatch.setattr(library_pages, "read_ahead", lambda: calls.append("pages"))
+    monkeypatch.setattr(library_pages, "read_ahead", lambda ranks: calls.append("pages"))
     monkeypatch.setattr(early_start, "start_early_ranks", lambda n: calls.append(f"{n} ranks"))
     monkeypatch.setattr(cuda, "has_driver", lambda: False)
     return calls
@@ -81,7 +81,8 @@ def test_the_line_of_a_server_adds_up():
 
 def test_libraries_are_read_in_the_order_of_their_use(tmp_path, monkeypatch):
     names = ["torch/lib/libtorch_cpu.so", "torch/lib/libtorch_cuda.so", "torch/lib/libother.so",
-             "nvidia/cu13/lib/libcublasLt.so.13", "nvidia/cu13/lib/libcublas.so.13"]  # fmt: skip
+             "nvidia/cu13/lib/libcublasLt.so.13", "nvidia/cu13/lib/libcublas.so.13",
+             "nvidia/nccl/lib/libnccl.so.2"]  # fmt: skip
     for name in names:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
@@ -92,7 +93,10 @@ def test_libraries_are_read_in_the_order_of_their_use(tmp_path, monkeypatch):
     source = str(tmp_path / "torch" / "__init__.py")
     monkeypatch.setattr(library_pages, "torch_source", lambda: source)
     library_pages.read_ahead()
-    assert read == [*names[:2], *sorted(names[3:])]
+    assert read == [*names[:2], *sorted(names[3:5])]
+    read.clear()
+    library_pages.read_ahead(ranks=True)
+    assert read == [*names[:2], names[5], *sorted(names[3:5])]
 
 
 def test_a_torch_for_the_cpu_is_not_read_ahead(tmp_path, monkeypatch):
