@@ -128,6 +128,10 @@ CASES = {
         SHAPES["deepseek-v2-lite"],
         {"tensor_parallel_size": 2, "decode_context_parallel_size": 2},
     ),
+    "adapters on two ranks": (
+        SHAPES["qwen3-0.6b"],
+        {"tensor_parallel_size": 2, "enable_lora": True},
+    ),
     "four ranks with experts": (SHAPES["qwen3-30b-a3b"], {"tensor_parallel_size": 4}),
     "four ranks with whole experts": (
         SHAPES["qwen3-30b-a3b"],

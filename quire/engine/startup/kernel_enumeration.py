@@ -44,6 +44,7 @@ from quire.kernels.framework.kernel_spec import KernelSpec
 from quire.kernels.framework.meta_device import MetaGroup, on_meta_device, trace_kernels
 from quire.kernels.gpu.runtime.target import GpuTarget
 from quire.layers import Linear
+from quire.layers.param_module import ParamModule
 from quire.models.base import LanguageModel, StepInputs
 from quire.pooling.pooling_rows import SEQUENCE_TASKS, PoolingRows, ResultKind
 from quire.runner.adapters.adapted_layer import SlotLoad
@@ -66,6 +67,7 @@ from quire.runner.step_batch import DraftInputs, StepBatch
 from quire.runner.worker_calls import with_few_layers, without_layers
 from quire.sampling.slot_join import SlotJoin
 from quire.weights.adapters.adapter import LinearDelta
+from quire.weights.mapping import stored_shape
 
 META = torch.device("meta")
 
@@ -86,6 +88,8 @@ OTHER_SAMPLING_KINDS = (
     SamplingParams(temperature=0.0, logprob_token_ids=[0, 1]),
 )
 """Those with functions of torch too."""
+STRIPS = ("embed_tokens.", "lm_head.")
+"""Parameters that are cut by vocabulary: the last rank's strip is shorter."""
 MIXED_PROMPTS = (64, 512)
 """Tokens of a prompt beside rows that decode; and as many as captured steps have, so none is."""
 
@@ -103,19 +107,27 @@ def enumerate_kernels(
 
     peers: the GPUs of the ranks access each other's memory.
     """
-    stepped, stacks = set(), set()
+    stepped = set()
     with on_meta_device(target), trace_kernels(note):
         for rank in _unlike_ranks(config.parallel):
             runner = meta_runner(found, config, rank, peers=peers)
-            shapes = tuple((name, one.shape) for name, one in runner.model.named_parameters())
-            if shapes in stepped:
-                continue
-            layers = tuple(one for one in shapes if one[0].startswith("layers."))
-            alike = layers in stacks  # often only strips of the vocabulary are not
-            stepped.add(shapes)
-            stacks.add(layers)
-            with torch.inference_mode():
-                run_steps(runner, config, prompts=not alike)
+            shapes = _shapes_of(runner.model)
+            stage = rank // config.parallel.tensor % config.parallel.stages
+            rest = stage, tuple(one for one in shapes if not one[0].startswith(STRIPS))
+            if shapes not in stepped:
+                with torch.inference_mode():
+                    run_steps(runner, config, prompts=rest not in stepped)
+            stepped |= {shapes, rest}
+
+
+def _shapes_of(model: nn.Module) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Return names and shapes of what a rank stores, whatever its form and the adapters of it."""
+    return tuple(
+        (f"{path}.{name}", stored_shape(module.layout(name)))
+        for path, module in model.named_modules()
+        if isinstance(module, ParamModule)
+        for name in module.param_names()
+    )
 
 
 def _unlike_ranks(section: ParallelSection) -> list[int]:
