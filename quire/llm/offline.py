@@ -398,7 +398,12 @@ class LLM(PoolingMethods):
         with infrequent_gc():
             ready = prepared if feed.has_media else list(prepared)
             self._ids = itertools.count(first + len(given))
-            return self._queue.submit(ready, lora_per_prompt(lora_request, len(given)))
+            loras = lora_per_prompt(lora_request, len(given))
+            config = self.llm_engine.config
+            in_order = config.scheduler.policy == "fcfs" and config.parallel.engines == 1
+            early = runs and not feed.has_media and in_order
+            tokens = config.scheduler.max_num_batched_tokens
+            return self._queue.submit(ready, loras, first_step=tokens if early else None)
 
     def _params_per_prompt(
         self, given: SamplingParamsArg | None, count: int

@@ -36,16 +36,29 @@ class RequestQueue:
         return self._done.keys() >= set(self._ids)
 
     def submit(
-        self, prepared: Iterable[PreparedRequest], lora_requests: Sequence[object]
+        self,
+        prepared: Iterable[PreparedRequest],
+        lora_requests: Sequence[object],
+        *,
+        first_step: int | None = None,
     ) -> list[str]:
-        """Queue requests in the engine as they come, all or none. Returns their ids."""
+        """Queue requests in the engine as they come, all or none. Returns their ids.
+
+        first_step: tokens of prompts behind which a step runs: the device computes them while the
+        others are queued. None: no step runs.
+        """
         ids: list[str] = []
         try:
             for one, lora_request in zip(prepared, lora_requests):
                 self._engine.submit(one, lora_request)
                 ids.append(one.request.id)
+                if first_step is not None:
+                    first_step -= len(one.request.prompt)
+                    if first_step <= 0:
+                        self.step()
+                        first_step = None
         except BaseException:  # Ctrl-C too: the outputs would never be collected
-            self._engine.abort_request(ids)
+            self.abort(ids)
             raise
         self._ids += ids
         return ids

@@ -113,6 +113,38 @@ def test_a_request_the_cache_cannot_hold_takes_the_others_back(folder):
     assert len(llm.generate("Hello", params, use_tqdm=False)) == 1
 
 
+def test_a_step_runs_while_other_prompts_are_queued(folder, monkeypatch):
+    llm = LLM(str(folder), max_num_batched_tokens=64, num_gpu_blocks_override=512)
+    prompts = [list(range(5 + i, 45 + i)) for i in range(12)]
+    llm.enqueue(prompts, GREEDY, use_tqdm=False)
+    want = ids(llm.wait_for_completion(use_tqdm=False))
+    engine, added = llm.llm_engine.engine, []
+    add, submit, refused = engine.add, engine.executor.submit, []
+
+    def note_step(plan):
+        added.append("step")
+        return submit(plan)
+
+    def note_request(request):
+        if len(added) - added.count("step") in refused:
+            raise RequestError("full")
+        added.append(request.id)
+        return add(request)
+
+    monkeypatch.setattr(engine.executor, "submit", note_step)
+    monkeypatch.setattr(engine, "add", note_request)
+    assert ids(llm.generate(prompts, GREEDY, use_tqdm=False)) == want
+    assert added.index("step") == 2  # of 64 tokens
+    added.clear()
+    refused.append(9)
+    with pytest.raises(RequestError, match="full"):
+        llm.generate(prompts, SamplingParams(max_tokens=1), use_tqdm=False)
+    assert "step" in added
+    assert engine.idle
+    assert not engine.stats().held_blocks
+    assert llm.wait_for_completion(use_tqdm=False) == []
+
+
 def test_lists_must_have_the_length_of_the_prompts(llm):
     with pytest.raises(ValueError, match="sampling_params"):
         llm.generate(["a", "b"], [GREEDY], use_tqdm=False)
