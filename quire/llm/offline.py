@@ -400,8 +400,9 @@ class LLM(PoolingMethods):
             self._ids = itertools.count(first + len(given))
             loras = lora_per_prompt(lora_request, len(given))
             config = self.llm_engine.config
-            in_order = config.scheduler.policy == "fcfs" and config.parallel.engines == 1
-            early = runs and not feed.has_media and in_order
+            # several ranks or engines share out what waits, and priorities choose among it
+            alone = config.parallel.engines == config.parallel.data == 1
+            early = runs and alone and config.scheduler.policy == "fcfs" and not feed.has_media
             tokens = config.scheduler.max_num_batched_tokens
             return self._queue.submit(ready, loras, first_step=tokens if early else None)
 
