@@ -170,6 +170,8 @@ def two_gpus_steps():
                                "experts", "--cases", "decode1,mixed512"], 200),
         Step("others", [*compare, "--rows", "qwen3-30b-a3b,qwen3-0.6b", "--ways", "none",
                         "--cases", "decode1,mixed512"], 200),
+        Step("contexts", [PY, "bench/context_parallel.py", "--model", f"{MODELS}/deepseek-v2-lite"],
+             150),
     ]  # fmt: skip
 
 
