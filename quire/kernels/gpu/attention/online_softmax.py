@@ -103,6 +103,16 @@ def join_sink(acc, total, top, sink):
 
 
 @triton.jit
+def join_part(acc, total, top, part, its_total, its_top):
+    """(acc, total, top) with those of another part of the context."""
+    higher = tl.maximum(top, its_top)
+    shrink = tl.exp2(top - higher)
+    weight = tl.exp2(its_top - higher)
+    total = total * shrink + its_total * weight
+    return acc * shrink[:, None] + part * weight[:, None], total, higher
+
+
+@triton.jit
 def normalize(acc, total):
     """acc / total, and zeros for rows without a key."""
     return tl.where((total == 0.0)[:, None], 0.0, acc / total[:, None])

@@ -13,6 +13,7 @@ from quire.kernels.gpu.attention.online_softmax import (
     LOG2E,
     LOWEST_SCORE,
     begin_sums,
+    join_part,
     join_sink,
     normalize,
 )
@@ -66,12 +67,7 @@ def absorb_parts(acc, total, top, part_ptr, stats_ptr, first, used,
             stats = stats_ptr + mine * (2 * G) + g
             its_top = tl.load(stats, mask=(g < G) & there, other=LOWEST_SCORE, cache_modifier=".cg")
             its_sum = tl.load(stats + G, mask=(g < G) & there, other=0.0, cache_modifier=".cg")
-            higher = tl.maximum(top, its_top)
-            shrink = tl.exp2(top - higher)
-            weight = tl.exp2(its_top - higher)
-            total = total * shrink + its_sum * weight
-            acc = acc * shrink[:, None] + some * weight[:, None]
-            top = higher
+            acc, total, top = join_part(acc, total, top, some, its_sum, its_top)
     return acc, total, top
 
 
