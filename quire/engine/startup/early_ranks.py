@@ -101,8 +101,10 @@ def main(fd: int) -> int:
     """Import, and be a rank by the orders that come; the exit status."""
     ignore_signals()
     with socket.socket(fileno=fd) as end:
-        threading.Thread(target=_exit_with_sender, args=(end,), daemon=True).start()
+        waiting = threading.Thread(target=_await_orders, args=(end,), daemon=True)
+        waiting.start()
         rank_process = importlib.import_module("quire.engine.startup.rank_process")
+        waiting.join()  # if orders were read before it sees them, it would wait for others
         found = _receive(end)
     if found is None:
         return 1
@@ -111,8 +113,8 @@ def main(fd: int) -> int:
     return int(rank_process.main(fds[0], dict(zip(orders.numbers, fds, strict=True))))
 
 
-def _exit_with_sender(end: socket.socket) -> None:
-    """Imports take seconds, in which the other process may end."""
+def _await_orders(end: socket.socket) -> None:
+    """Return when there are orders; exit if the other process ends, also during imports."""
     if not end.recv(1, socket.MSG_PEEK):
         os._exit(1)
 

@@ -112,7 +112,7 @@ def enumerate_kernels(
         for rank in _unlike_ranks(config.parallel):
             runner = meta_runner(found, config, rank, peers=peers)
             shapes = _shapes_of(runner.model)
-            stage = rank // config.parallel.tensor % config.parallel.stages
+            stage = mesh_of(config.parallel, rank).pp_rank
             rest = stage, tuple(one for one in shapes if not one[0].startswith(STRIPS))
             if shapes not in stepped:
                 with torch.inference_mode():
