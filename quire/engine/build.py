@@ -514,7 +514,7 @@ def build_scheduler(
                 ),
                 build_admission_control(section),
                 TenantKVQuota(order, ranks * cache.num_blocks, kv.max_blocks),
-                *build_shared_prompt_limit(cache, order),
+                *build_shared_prompt_limit(kv, order),
                 *build_limits(section, order, ranks),
                 *build_state_limit(kv, section),
                 *([ConstrainedRankLimit()] if ranks > 1 else []),

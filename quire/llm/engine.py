@@ -20,7 +20,7 @@ from quire.config.engine_config import EngineConfig
 from quire.config.vllm_environment import start_process
 from quire.core.params import SamplingParams
 from quire.core.types import Request, Update
-from quire.engine.core.gc_control import freeze_gc_heap, infrequent_gc
+from quire.engine.core.gc_control import freeze_gc_heap
 from quire.engine.startup.early_start import begin_startup, early_device, early_rank_count
 from quire.engine.startup.text_setup import build_pooling_processor
 from quire.errors import Unsupported
@@ -170,7 +170,7 @@ class LLMEngine:
         budget = self.config.scheduler.max_num_batched_tokens * self.config.parallel.engines
         room = size = max(budget // FIRST_STEP_SHARE, 1)
         try:
-            with infrequent_gc(), InterruptHandler() as interrupt:
+            with InterruptHandler() as interrupt:
                 for request in requests:
                     self.engine.add(request)
                     added.append(request.id)

@@ -17,7 +17,6 @@ from typing import Any, NoReturn, TypeVar
 
 from quire.core.params import BeamSearchParams, SamplingParams
 from quire.engine.core import sleep_mode
-from quire.engine.core.gc_control import infrequent_gc
 from quire.engine.core.profiler import TorchProfile
 from quire.engine.startup.text_setup import structured_defaults
 from quire.errors import RequestError, Unsupported
@@ -395,16 +394,15 @@ class LLM(PoolingMethods):
                 )
             )
         )
-        with infrequent_gc():
-            ready = prepared if feed.has_media else list(prepared)
-            self._ids = itertools.count(first + len(given))
-            loras = lora_per_prompt(lora_request, len(given))
-            config = self.llm_engine.config
-            # several ranks or engines share out what waits, and priorities choose among it
-            alone = config.parallel.engines == config.parallel.data == 1
-            early = runs and alone and config.scheduler.policy == "fcfs" and not feed.has_media
-            tokens = config.scheduler.max_num_batched_tokens
-            return self._queue.submit(ready, loras, first_step=tokens if early else None)
+        ready = prepared if feed.has_media else list(prepared)
+        self._ids = itertools.count(first + len(given))
+        loras = lora_per_prompt(lora_request, len(given))
+        config = self.llm_engine.config
+        # several ranks or engines share out what waits, and priorities choose among it
+        alone = config.parallel.engines == config.parallel.data == 1
+        early = runs and alone and config.scheduler.policy == "fcfs" and not feed.has_media
+        tokens = config.scheduler.max_num_batched_tokens
+        return self._queue.submit(ready, loras, first_step=tokens if early else None)
 
     def _params_per_prompt(
         self, given: SamplingParamsArg | None, count: int

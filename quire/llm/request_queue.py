@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 
-from quire.engine.core.gc_control import infrequent_gc
 from quire.llm.engine import LLMEngine
 from quire.llm.progress import InterruptHandler, ProcessedBar, UseTqdm
 from quire.outputs import RequestOutput
@@ -79,7 +78,7 @@ class RequestQueue:
         bar = ProcessedBar(len(ids), use_tqdm)
         missing = {one for one in ids if one not in self._done}
         try:
-            with infrequent_gc(), InterruptHandler() as interrupt:
+            with InterruptHandler() as interrupt:
                 for output in [self._done[one] for one in ids if one in self._done]:
                     _raise_fault(output)
                     bar.count_finished(output)
@@ -105,9 +104,8 @@ class RequestQueue:
 
     def run_all(self) -> None:
         """Step until all are done. Their outputs stay here."""
-        with infrequent_gc():
-            while self.step():
-                pass
+        while self.step():
+            pass
 
     def abort(self, ids: Sequence[str]) -> None:
         """End requests, and drop their outputs."""

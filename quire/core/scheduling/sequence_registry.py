@@ -103,8 +103,6 @@ class SequenceRegistry:
             parent, length = best_parent(self.groups[request.parent], leader)
             self._fork(parent, leader, length)
             leader.cached = leader.computed
-        if not leader.planned:
-            self._kvs[0].extend_keys(leader)  # limits compare those of sequences that wait
         self._enqueue(leader, waits=waits)
         if group.shared_len:
             self.num_followers += len(group.followers)

@@ -21,6 +21,7 @@ from quire.core.scheduling.outcomes import FailedStep
 from quire.core.scheduling.scheduler import Scheduler, SchedulerStats
 from quire.core.snapshot import ExpertBalanceStats, LateWorkCounts, Snapshot
 from quire.core.types import Request, StepPlan, Update
+from quire.core.types import Sequence as Seq
 from quire.engine.core.step_observer import CompositeStepObserver, StepObserver
 from quire.errors import EngineDead, EngineError, HookFailed
 from quire.executors.base import Executor, StepFuture
@@ -228,6 +229,10 @@ class EngineCore:
     def executor(self) -> Executor:
         """The executor of its plans, for callers that make plans themselves."""
         return self._executor
+
+    def extend_keys(self, seq: Seq) -> None:
+        """Extend the block keys of a waiting sequence now, not first when a plan looks at it."""
+        self._scheduler.extend_keys(seq)
 
     @property
     def available_blocks(self) -> int:

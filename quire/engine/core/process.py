@@ -136,7 +136,7 @@ def _build_recorders(orders: RunEngine, built: EngineCoreBundle) -> Iterator[Ste
     health, engine = built.config.health, built.engine
     if health.recorder and orders.recorder_fd is not None:
         ring = RecordRing(orders.recorder_fd, health.recorder_bytes)
-        yield FlightRecorder(ring, lambda: engine.available_blocks)
+        yield FlightRecorder(ring, lambda: engine.available_blocks, engine.extend_keys)
 
 
 class ParentWatch:

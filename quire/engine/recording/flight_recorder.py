@@ -216,12 +216,15 @@ class FlightRecorder(StepObserver):
         self,
         ring: RecordRing,
         available: Callable[[], int],
+        extend_keys: Callable[[Seq], object],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """available: returns how many blocks could be allocated now."""
+        """available: returns how many blocks could be allocated now. extend_keys: makes the block
+        keys of a sequence that waits."""
         self._ring = ring
         self._available = available
+        self._extend_keys = extend_keys
         self._clock = clock
         self._encode = msgspec.msgpack.Encoder().encode
         self._request_count = self._sequence_count = self._step = 0
@@ -240,6 +243,7 @@ class FlightRecorder(StepObserver):
     def on_request_added(self, request: Request, seq: Seq, *, kept: bool) -> None:
         self._request_count += 1
         self._sequence_count += 1
+        self._extend_keys(seq)
         facts, number = self._request_facts(request, kept), self._sequence_count
         self._append("a", self._clock(), facts, (number, seq.index, self._new_keys(seq)))
         ended = {i for i, tokens in enumerate(request.resumed_tokens) if tokens is None}

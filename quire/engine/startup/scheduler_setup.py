@@ -114,9 +114,9 @@ def build_state_checkpoints(cache: CacheSection) -> StateCheckpoints | None:
     )
 
 
-def build_shared_prompt_limit(cache: CacheSection, queue: WaitingQueue) -> list[StepBudget]:
+def build_shared_prompt_limit(kv: KVCache, queue: WaitingQueue) -> list[StepBudget]:
     """The limit of an engine whose prompts share blocks; none without. queue: waiting sequences."""
-    return [SharedPromptLimit(cache.block_size, queue)] if cache.prefix_caching else []
+    return [SharedPromptLimit(kv.block_size, kv.extend_keys, queue)] if kv.prefix_caching else []
 
 
 def build_state_limit(kv: KVCache, section: SchedulerSection) -> list[StepBudget]:

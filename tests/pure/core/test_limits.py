@@ -71,7 +71,7 @@ def media_limit(size):
 
 MAKERS = {
     "media encoder": media_limit,
-    "shared prompts": lambda k: SharedPromptLimit(2, (), 2 * k),
+    "shared prompts": lambda k: SharedPromptLimit(2, lambda seq: seq.keys, (), 2 * k),
     "undivided runs": UndividedRunLimit,
     "tokens": lambda k: TokenBudget(3 * k),
     "whole": lambda k: WholePromptLimit(3 * k),

@@ -145,7 +145,8 @@ class Setup:
             limits += [self.media_limit, UndividedRunLimit(self.budget)]
         if self.least_shared:
             limits.insert(
-                len(self.more), SharedPromptLimit(self.block_size, order, self.least_shared)
+                len(self.more),
+                SharedPromptLimit(self.block_size, kv.extend_keys, order, self.least_shared),
             )
         if self.grammars is not None:
             limits.append(GrammarWait(self.grammars, 10_000))

@@ -106,7 +106,10 @@ class Flight:
             executor = ProposingExecutor(self.next_token, setup.proposer)
         self.engine = EngineCore(scheduler, executor, steps_in_flight=setup.depth)
         self.recorder = FlightRecorder(
-            RecordRing(self.fd, size), lambda: self.engine.available_blocks, **how
+            RecordRing(self.fd, size),
+            lambda: self.engine.available_blocks,
+            self.engine.extend_keys,
+            **how,
         )
         self.engine.set_observers(self.recorder)
 
@@ -474,7 +477,9 @@ def test_a_witness_that_fails_is_switched_off_and_others_go_on(caplog):
 
     fd = os.memfd_create("ring")
     engine = EngineCore(Again().build()[0], Executor(lambda tokens: 7))
-    good = FlightRecorder(RecordRing(fd, WHOLE), lambda: engine.available_blocks)
+    good = FlightRecorder(
+        RecordRing(fd, WHOLE), lambda: engine.available_blocks, engine.extend_keys
+    )
     engine.set_observers(Bad(), good)
     engine.add(Request("one", (7, 8), StopConditions(3)))
     while not engine.empty:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
@@ -36,10 +36,17 @@ class SharedPromptLimit(StepBudget):
     allows_overtaking = True
 
     def __init__(
-        self, block_size: int, waiting: Iterable[Sequence] = (), least_tokens: int = LEAST_TOKENS
+        self,
+        block_size: int,
+        extend_keys: Callable[[Sequence], Seq[bytes]],
+        waiting: Iterable[Sequence] = (),
+        least_tokens: int = LEAST_TOKENS,
     ) -> None:
-        """waiting: those that wait, as they are at any time."""
-        self._block_size, self._waiting = block_size, waiting
+        """extend_keys: makes the block keys that a sequence is looked up by, and returns them.
+
+        waiting: sequences that wait, as they are at any time.
+        """
+        self._block_size, self._extend_keys, self._waiting = block_size, extend_keys, waiting
         self._least_blocks = max(least_tokens // block_size, 1)
         self._owners: dict[Sequence, _Blocks] = {}
         # owners by the index of their first block, and by its key
@@ -90,7 +97,7 @@ class SharedPromptLimit(StepBudget):
 
     def _similar(self, seq: Sequence) -> Iterator[Sequence]:
         """Yield the owners whose first block is one of the sequence's."""
-        keys = seq.keys
+        keys = self._keys(seq)
         for first, owners in self._beginnings.items():
             if first < len(keys):
                 yield from owners.get(keys[first], ())
@@ -112,9 +119,13 @@ class SharedPromptLimit(StepBudget):
         """Return how many sequences begin with the blocks of this one up to `block`, of those that
         waited when this was first asked in this step."""
         if block not in self._counts:
-            keys = [one.keys[block] for one in self._waiting if block < len(one.keys)]
-            self._counts[block] = Counter(keys)
+            keys = [self._keys(one) for one in self._waiting]
+            self._counts[block] = Counter([some[block] for some in keys if block < len(some)])
         return self._counts[block][seq.keys[block]] + 1  # it has left the queue itself
+
+    def _keys(self, seq: Sequence) -> Seq[bytes]:
+        """Return the keys of a sequence that waits. They are made when they are first needed."""
+        return seq.keys or self._extend_keys(seq)
 
     def take(self, seq: Sequence, n: int) -> None:
         """Note the blocks that a prompt computes from now on."""
