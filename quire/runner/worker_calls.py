@@ -18,7 +18,9 @@ from torch.overrides import TorchFunctionMode
 
 from quire.kernels.framework import late_work
 from quire.kernels.framework.op import LIBRARY_GEMMS
+from quire.runner.device_worker import StepHandle
 from quire.runner.expert_balancer import BalanceReport, ExpertBalancer
+from quire.runner.model_input import ModelInput
 from quire.runner.model_runner import ModelRunner
 from quire.runner.parts.base import PARTS
 
@@ -49,7 +51,7 @@ class WorkerCalls:
         """
         model: Any = self._runner.model
         with ExitStack() as entered:
-            entered.enter_context(TraceMode())
+            entered.enter_context(with_traced_steps(self._runner))
             entered.enter_context(with_few_layers(self._worker, model))
             self._tracing = entered.pop_all()
 
@@ -189,6 +191,26 @@ def _layer_kind(layer: nn.Module) -> str:
         fields = {k: v for k, v in fields.items() if k not in PLACE_FIELDS}
         parts.append((name, type(module), list(fields.items()), shapes))
     return repr(parts)
+
+
+@contextmanager
+def with_traced_steps(runner: ModelRunner) -> Iterator[None]:
+    """Within, a runner launches its steps in TraceMode.
+
+    The mode is of the thread, so it lasts for a launch only: a start that fails before end_trace,
+    because another rank has died, must leave it to no later engine of the process.
+    """
+    launch = runner.launch
+
+    def traced(step: ModelInput) -> StepHandle:
+        with TraceMode():
+            return launch(step)
+
+    runner.launch = traced  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del runner.launch
 
 
 class TraceMode(TorchFunctionMode):

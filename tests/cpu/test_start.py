@@ -170,7 +170,7 @@ def test_the_graphs_of_a_whole_model_are_captured_after_every_trace():
 
     names = ("warm_up_kernels", "capture_graphs", "reserve_memory")
     worker = SimpleNamespace(proposals=None, **{name: record(name) for name in names})
-    calls = WorkerCalls(SimpleNamespace(model=model, worker=worker))
+    calls = WorkerCalls(SimpleNamespace(model=model, worker=worker, launch=None))
 
     class Watched:
         def call(self, name, *args):

@@ -205,16 +205,27 @@ def test_a_rank_that_fails_while_it_decodes_is_named_and_nothing_is_left(
 
 
 def test_a_rank_that_dies_before_the_captures_ends_the_start(folder, monkeypatch):
+    """In the trace before them. The next engine of the process computes all of its products."""
     from quire.engine.startup import warmup
 
-    real, found = warmup.capture_graphs, []
+    settings, prompts = COMMON | {"num_gpu_blocks_override": 400}, [prompt_of(9, 250, 1)]
+    want = ids_of(LLM(str(folder), **settings), prompts)
+    capture_graphs, found = warmup.capture_graphs, []
 
-    def kill_and_capture(half, config, captured_bytes):
-        found.append(half[1].group.monitor.processes[0].pid)
-        os.kill(found[0], signal.SIGKILL)
-        real(half, config, captured_bytes)
+    def capture_and_kill(half, config, captured_bytes):
+        run_worst_step = warmup._run_worst_step
 
-    monkeypatch.setattr(warmup, "capture_graphs", kill_and_capture)
-    with pytest.raises(EngineDead, match=r"rank 1 .*killed by signal 9"):
-        LLM(str(folder), **COMMON, num_gpu_blocks_override=400, tensor_parallel_size=2)
+        def kill_and_run(half, config):
+            found.append(half[1].group.monitor.processes[0].pid)
+            os.kill(found[0], signal.SIGKILL)
+            run_worst_step(half, config)
+
+        patch.setattr(warmup, "_run_worst_step", kill_and_run)
+        capture_graphs(half, config, captured_bytes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(warmup, "capture_graphs", capture_and_kill)
+        with pytest.raises(EngineDead, match=r"rank 1 .*killed by signal 9"):
+            LLM(str(folder), **settings, tensor_parallel_size=2)
     assert not os.path.exists(f"/proc/{found[0]}")
+    assert ids_of(LLM(str(folder), **settings), prompts) == want

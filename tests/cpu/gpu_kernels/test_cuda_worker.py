@@ -20,6 +20,7 @@ from quire.config.memory.kv_format import KV_FORMATS
 from quire.core.types import ThinkingBudget
 from quire.engine.startup.drafter_setup import build_drafter
 from quire.engine.startup.executor_setup import _build_backend, table_shape
+from quire.engine.startup.warmup import RANDOM, run_dummy_requests
 from quire.executors.inline import Executor
 from quire.kernels.framework import late_work, op
 from quire.kernels.paged_attention import paged_attention
@@ -387,6 +388,29 @@ def test_all_graphs_are_captured_at_start_and_each_once(acted, monkeypatch):
     assert {key for key in captures if isinstance(key, GraphShape)} == set(graph_shapes(512, 32))
     assert len(captures) < 96
     assert engine_of(eager=True).executor.runner.worker._graphs._captured == {}
+
+
+def test_a_trace_leaves_out_products_of_its_own_steps_alone(acted, monkeypatch):
+    """A start may end in its trace, when another rank has died: the process can start another."""
+    engine, found = engine_of(eager=True), []
+
+    def multiply():
+        found.append(torch.mm(torch.eye(2), torch.eye(2), out=torch.zeros(2, 2)).sum().item())
+
+    def compute(self, *args):
+        multiply()
+        return real(self, *args)
+
+    real = cuda_worker.CudaWorker.compute
+    monkeypatch.setattr(cuda_worker.CudaWorker, "compute", compute)
+    engine.executor.call("begin_trace")
+    run_dummy_requests((engine._scheduler, engine.executor), [5], RANDOM)
+    multiply()
+    want = tiny.run(tiny.engine_of(eager=True), [tiny.request("a", range(20), 9)])[0]
+    assert tiny.run(engine_of(eager=True), [tiny.request("a", range(20), 9)])[0] == want
+    engine.executor.call("end_trace")
+    run_dummy_requests((engine._scheduler, engine.executor), [5], RANDOM)
+    assert (found[0], {*found[1:]}) == (0, {2})
 
 
 def test_a_start_changes_no_state_of_a_slot(acted):
