@@ -3,7 +3,6 @@
 import contextlib
 import socket
 import time
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import httpx
@@ -15,7 +14,7 @@ from quire.server.options import ServerOptions
 from quire.server.process.startup_server import STARTUP_PHASES, StartupServer
 from quire.server.routes import health
 from quire.server.routes.health import HealthState
-from tests.server.running import SMALL, start, wait_until
+from tests.server.running import SMALL, start
 
 
 def engine(**more):
@@ -199,17 +198,15 @@ def test_the_lobby_closes_without_a_word_on_those_who_are_in_it(caplog):
 
 
 def test_a_request_under_way_when_the_lobby_closes_is_answered():
-    with lobby() as (made, http), ThreadPoolExecutor(1) as pool:
+    with lobby() as (made, http):
         http.get("/live")
         with socket.create_connection(http.listener.getsockname(), 10) as raw:
             raw.sendall(b"POST /v1/completions HTTP/1.1\r\n")
             assert http.get("/live").status_code == 200  # the other is accepted too
-            closing = pool.submit(made.close)
-            assert wait_until(made._closing.is_set)
+            made.close()
             raw.sendall(b"Content-Length: 4\r\n\r\nbody")
             assert raw.recv(1 << 16).startswith(b"HTTP/1.1 503")
             assert raw.recv(1) == b""
-        closing.result(60)
 
 
 def test_who_comes_when_the_lobby_has_closed_waits_for_the_server():

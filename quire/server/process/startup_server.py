@@ -26,14 +26,11 @@ MAX_BODY_BYTES = 1 << 22
 """Read and forgotten, so that the answer is not lost with the connection."""
 RETRY_AFTER_S = 5
 BACKLOG = 128
-CLOSE_GRACE_S = 0.5
-"""At the end, requests that are being answered have so long."""
 
 _CONNECTION_ERRORS = (
     OSError,
     asyncio.IncompleteReadError,
     asyncio.LimitOverrunError,
-    asyncio.CancelledError,  # the startup server closes; asyncio would log a task that ends so
 )
 """Errors of a connection that are not logged."""
 
@@ -59,6 +56,7 @@ class StartupServer:
         self._opened_at = time.monotonic()
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="quire-lobby", daemon=True)
 
     def open(self) -> None:
@@ -72,15 +70,20 @@ class StartupServer:
             self.phase = "weights"
 
     def close(self) -> None:
-        """Accept no more; what connects later waits for the server. Harmless when called again."""
-        if not self._loop.is_closed():
-            with contextlib.suppress(RuntimeError):  # it ends by itself just now
-                self._loop.call_soon_threadsafe(self._closing.set)
-            self._thread.join()
+        """Accept no more; what connects later waits for the server. Harmless when called again.
+
+        The thread still answers what has connected, for as long as that may take.
+        """
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._closing.set)
+        self._closed.wait()
 
     def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._serve())
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._serve())
+        finally:
+            self._closed.set()
 
     async def _serve(self) -> None:
         context = None
@@ -97,10 +100,9 @@ class StartupServer:
         )
         await self._closing.wait()
         server.close()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_GRACE_S):
-                while connections := asyncio.all_tasks() - {asyncio.current_task()}:
-                    await asyncio.wait(connections)
+        self._closed.set()
+        while connections := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(connections)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(*_CONNECTION_ERRORS):
