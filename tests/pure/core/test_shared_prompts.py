@@ -99,3 +99,13 @@ def test_a_prompt_that_begins_otherwise_does_not_wait_with_them():
     odd = request("x", [7, *range(1, 8), 60])
     found = planned([*(request(f"{i}", [*range(8), 50 + i]) for i in range(5)), odd], 1)
     assert found == [[("0", 0, 9), ("x", 0, 9)]]
+
+
+def test_prompts_are_hashed_when_a_plan_looks_at_them():
+    scheduler, _, _ = Setup(least_shared=16, budget=16).build()
+    seqs = [
+        scheduler.add(request(name, range(20 * i, 20 * i + 16))) for i, name in enumerate("abc")
+    ]
+    assert not any(seq.keys for seq in seqs)
+    scheduler.plan()
+    assert [bool(seq.keys) for seq in seqs] == [True, False, False]
