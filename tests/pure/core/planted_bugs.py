@@ -46,8 +46,8 @@ BUGS = (
     Bug(
         "the whole prompt may be taken from the cache",
         "kv/kv_cache.py",
-        "keys = self.keys.first(seq, (len(seq.tokens) - 1) // self.block_size)",
-        "keys = self.keys.first(seq, len(seq.tokens) // self.block_size)",
+        "return self.keys.first(seq, (len(seq.tokens) - 1) // self.block_size)",
+        "return self.keys.first(seq, len(seq.tokens) // self.block_size)",
     ),
     Bug(
         "a block's key leaves out the blocks before it",
@@ -94,8 +94,8 @@ BUGS = (
     Bug(
         "acquiring a cached block does not hold it",
         "kv/block_pool.py",
-        "            self._refs[block] += 1\n            self._eviction_queue.discard(block)",
-        "            self._eviction_queue.discard(block)",
+        "                self._eviction_queue.discard(block)\n            self._refs[block] += 1",
+        "                self._eviction_queue.discard(block)",
     ),
     Bug(
         "an evicted block keeps its old content in the map",
@@ -268,8 +268,8 @@ BUGS = (
     Bug(
         "the fast path ignores the number of free decode rows",
         "scheduling/scheduler.py",
-        "                and ones < slack\n",
-        "",
+        "(ones < slack or (not ones and (slack := draft.free_decode_rows())))",
+        "(ones or (slack := draft.free_decode_rows()))",
     ),
     Bug(
         "min_tokens is off by one",

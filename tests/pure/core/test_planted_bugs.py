@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pure.core.planted_bugs import BUGS, CAUGHT, ISOLATION_BUGS
+from tests.pure.core.planted_bugs import BUGS, CAUGHT, CORE, ISOLATION_BUGS, insert_bug
 
 ROOT = Path(__file__).resolve().parents[3]
 SEEDS = 40
@@ -42,6 +42,11 @@ def found(request):
 def test_a_planted_bug_is_caught(number, found):
     outcome, why = found.get(number, ("crashed", found[None]))
     assert outcome == CAUGHT, f"{outcome}: {why}"
+
+
+def test_each_bug_has_its_place_in_the_source():
+    for bug in ALL:
+        insert_bug(bug, (CORE / bug.file).read_text(encoding="utf-8"))
 
 
 def test_there_are_enough_bugs():
