@@ -38,6 +38,7 @@ from quire.llm.progress import UseTqdm, track_adding
 from quire.llm.prompts import normalize_conversations, normalize_prompts
 from quire.llm.request_queue import RequestQueue
 from quire.llm.serialize import one_at_a_time
+from quire.llm.text_feed import TextFeed
 from quire.llm.worker import Worker
 from quire.outputs import BeamSearchOutput, RequestOutput
 from quire.text.output.answer_parser import ParserOptions
@@ -367,6 +368,8 @@ class LLM(PoolingMethods):
         ranks = self._priority_per_prompt(priority, len(given))
         adapters = self.llm_engine.adapters.resolve(lora_request, len(given))
         inputs = self.llm_engine.inputs
+        plain = () if tokenization_kwargs or feed.has_media else given
+        texts = TextFeed(inputs, plain, params, add_special_tokens=add_special_tokens)
         now = time.monotonic()
         # Drawing ids from the counter last keeps them dense when a prompt is refused
         first = next(self._ids)
@@ -379,6 +382,7 @@ class LLM(PoolingMethods):
                 arrived_at=now,
                 tokenization=tokenization_kwargs,
                 add_special_tokens=add_special_tokens,
+                text_ids=texts.ids(i),
                 constraint=rule.constraint,
                 thinking=rule.thinking,
                 adapter=adapter,

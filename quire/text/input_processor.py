@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -83,6 +83,7 @@ class TokenizationOptions:
     add_special_tokens: bool = True
     max_tokens: int | None = None
     side: str = "left"
+    text_ids: Sequence[int] | None = None  # of the text, where it is tokenized already
 
 
 class InputProcessor:
@@ -143,6 +144,7 @@ class InputProcessor:
         cache_salt: str | None = None,
         tokenization: Mapping[str, object] | None = None,
         add_special_tokens: bool = True,
+        text_ids: Sequence[int] | None = None,
         timed: bool = False,
         constraint: Constraint | None = None,
         thinking: ThinkingBudget | None = None,
@@ -153,6 +155,7 @@ class InputProcessor:
 
         media: of the prompt, ready; None: what its dict has is prepared here, which takes long.
         tokenization: `tokenization_kwargs` of the callers' API (TOKENIZATION_KEYS).
+        text_ids: of a text that no encoder reads and that is not cut; None: it is tokenized here.
         constraint: overrides what params.structured_outputs means.
         thinking: what params.thinking_token_budget means, given the model's reasoning tags.
         Raises: RequestError, TooLong, Unsupported.
@@ -163,6 +166,7 @@ class InputProcessor:
             message = "thinking_token_budget needs a conversation and a reasoning parser"
             raise RequestError(message, param="thinking_token_budget")
         how = self._tokenization(requested, tokenization, add_special_tokens)
+        how = replace(how, text_ids=text_ids)
         embeds, placed, source_text = NO_EMBEDS, NO_MEDIA, None
         source: tuple[int, ...] = ()
         recording: MediaItem | None = None
@@ -256,11 +260,7 @@ class InputProcessor:
     # -- the prompt -------------------------------------------------------------------------
 
     def _source(
-        self,
-        read: ParsedPrompt,
-        how: TokenizationOptions,
-        media: MediaInputs | None,
-        salt: object,
+        self, read: ParsedPrompt, how: TokenizationOptions, media: MediaInputs | None, salt: object
     ) -> tuple[tuple[int, ...], MediaItem | None]:
         """Return the ids that an encoder reads, and the image among them."""
         if read.media is not None or media is not None:
@@ -398,7 +398,7 @@ class InputProcessor:
             )
             return tuple(cut)
         self._check_chars(text, how)
-        ids = tokenizer.encode(text, how.add_special_tokens)
+        ids = how.text_ids or tokenizer.encode(text, how.add_special_tokens)
         bos = tokenizer.bos_token_id
         if len(ids) > 1 and ids[0] == bos and ids[1] == bos:
             log.warning(

@@ -55,8 +55,8 @@ class TokenizerBackend(Protocol):
         """As encode; ids of the text are dropped from `side` so that at most `most` remain."""
         ...
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of several texts, without special tokens. Raises RequestError."""
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        """Return the ids of several texts. Raises RequestError."""
         ...
 
     def special_tokens(self, pair: bool) -> SpecialTokenLayout:
@@ -119,11 +119,11 @@ class TokenizersBackend:
         ids: list[int] = encoding.ids
         return ids
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
         if len(texts) == 1:
-            return [self.encode(texts[0], False)]
+            return [self.encode(texts[0], add_special_tokens)]
         try:
-            made = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+            made = self.tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         except BaseException as error:
             if not is_panic(error):
                 raise
@@ -190,8 +190,8 @@ class TransformersBackend:
         ids = ids[len(ids) - min(keep, len(ids)) :] if side == "left" else ids[:keep]
         return list(self.tokenizer.build_inputs_with_special_tokens(ids)) if affixes else ids
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return [self.encode(text, False) for text in texts]
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+        return [self.encode(text, add_special_tokens) for text in texts]
 
     def special_tokens(self, pair: bool) -> SpecialTokenLayout:
         texts = [[-1], [-2]][: 1 + pair]

@@ -105,14 +105,16 @@ class Tokenizer:
         side = _side("truncation_side", truncation_side or self.truncation_side)
         return self.backend.encode_truncated(text, add_special_tokens, min(most, ID_END), side)
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of several texts without special tokens, tokenized in parallel.
+    def encode_batch(
+        self, texts: Sequence[str], add_special_tokens: bool = False
+    ) -> list[list[int]]:
+        """Ids of several texts, tokenized in parallel.
 
         Raises RequestError for the batch: encode() of each text finds which one it is.
         """
         for text in texts:
             _refuse_surrogates(text)
-        return self.backend.encode_batch(texts)
+        return self.backend.encode_batch(texts, add_special_tokens)
 
     def special_token_layout(self, *, pair: bool = False) -> SpecialTokenLayout:
         """What surrounds one text, or two that are given together. Raises Unsupported."""
