@@ -398,7 +398,8 @@ def take(text, step, report):
             line = json.loads(text)
         except ValueError:
             return
-        report.add({"step": step.name, "command": " ".join(step.command)} | line)
+        command = " ".join(step.command).replace(PY, "python").replace(MODELS, "MODELS")
+        report.add({"step": step.name, "command": command} | line)
 
 
 def with_children(process):
