@@ -42,10 +42,9 @@ class TextFeed:
         tokenizer, texts, size = self._inputs.tokenizer, dict[int, str](), 0
         if tokenizer is None:
             return
-        most = tokenizer.max_chars(self._inputs.max_model_len)
         while self._end < len(self._prompts) and size < BATCH_CHARS:
             text = _text_of(self._prompts[self._end])
-            if text is not None and (most is None or len(text) <= most):  # else it is refused
+            if text is not None and not self._is_too_long(text):
                 texts[self._end] = text
                 size += len(text)
             self._end += 1
@@ -53,6 +52,11 @@ class TextFeed:
             with suppress(RequestError):  # for one of them, whose request raises it
                 made = tokenizer.encode_batch([*texts.values()], self._add_special_tokens)
                 self._ids.update(zip(texts, made, strict=True))
+
+    def _is_too_long(self, text: str) -> bool:
+        """Whether its request is refused for its length, before it is tokenized."""
+        bound = self._inputs.char_bound(text, self._inputs.max_model_len)
+        return bound is not None and len(text) > bound
 
 
 def _text_of(prompt: Prompt) -> str | None:

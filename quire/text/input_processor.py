@@ -13,9 +13,6 @@ import logging
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
-
-import msgspec
 
 from quire.core.constraint import Constraint
 from quire.core.params import MAX_STOP_IDS, SamplingParams
@@ -119,7 +116,6 @@ class InputProcessor:
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
-        self._known_ids = tuple[Annotated[int, msgspec.Meta(ge=0, lt=vocab_size)], ...]
         self.defaults = defaults or SamplingParams()
         self.max_logprobs = vocab_size if max_logprobs == -1 else max_logprobs
         own = tokenizer.eos_token_id if tokenizer is not None else None
@@ -408,21 +404,21 @@ class InputProcessor:
             )
         return tuple(ids)
 
-    def _char_bound(self, text: str, limit: int) -> int | None:
+    def char_bound(self, text: str, limit: int) -> int | None:
         """Most characters that fit, None if unknown or if the text is short enough anyway."""
         if self.tokenizer is None or len(text) <= limit:
             return None
         return self.tokenizer.max_chars(limit)
 
     def _check_chars(self, text: str, how: TokenizationOptions) -> None:
-        bound = self._char_bound(text, how.limit)
+        bound = self.char_bound(text, how.limit)
         if bound is not None and len(text) > bound:
             problem = f"the prompt has {len(text)} characters, of which at most {bound} fit"
             raise context_overflow(how.limit, problem, param="prompt")
 
     def _truncate_text(self, text: str, how: TokenizationOptions) -> str:
         """Truncate a long text before it is tokenized, well outside of the part that is kept."""
-        bound = self._char_bound(text, how.limit)
+        bound = self.char_bound(text, how.limit)
         if bound is None or len(text) <= bound:
             return text
         return text[-bound:] if how.side == "left" else text[:bound]
@@ -439,14 +435,7 @@ class InputProcessor:
             )
 
     def _check_ids(self, param: str, ids: Iterable[int]) -> None:
-        given = tuple(ids)
-        try:
-            msgspec.convert(given, self._known_ids)  # half the time of min() and max()
-        except msgspec.ValidationError:
-            for one in given:
-                if not 0 <= one < self.vocab_size:
-                    message = f"{param} holds {one}; token ids of this model are in "
-                    raise RequestError(f"{message}[0, {self.vocab_size})", param=param) from None
+        prompts.check_vocabulary(ids, self.vocab_size, param)
 
     def _tokenization(
         self,

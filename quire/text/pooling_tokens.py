@@ -140,12 +140,7 @@ class PromptTokenizer:
 
     def check_vocabulary(self, ids: Sequence[int], param: str) -> None:
         """Raise RequestError for an id that the model does not have."""
-        if ids and not (min(ids) >= 0 and max(ids) < self._vocab_size):
-            bad = next(i for i in ids if not 0 <= i < self._vocab_size)
-            raise RequestError(
-                f"{param} holds {bad}; token ids of this model are in [0, {self._vocab_size})",
-                param=param,
-            )
+        prompt_forms.check_vocabulary(ids, self._vocab_size, param)
 
     def types_of_pair(self, layout: SpecialTokenLayout, first: int, second: int) -> bytes:
         """Return the types that the model reads of a pair of texts of these lengths."""

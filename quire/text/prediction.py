@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from quire.core.params import SamplingParams
 from quire.errors import RequestError
+from quire.text.prompts import check_vocabulary
 from quire.text.tokenizing.tokenizer import Tokenizer
 
 SWITCH = "speculative"
@@ -38,12 +39,7 @@ def predicted_tokens(
             )
         given = _encode(given, tokenizer, most)
     ids: Sequence[int] = given[:most]
-    bad = next((one for one in ids if not 0 <= one < vocab), None)
-    if bad is not None:
-        raise RequestError(
-            f"prediction holds {bad}; token ids of this model are in [0, {vocab})",
-            param="prediction",
-        )
+    check_vocabulary(ids, vocab, "prediction")
     return tuple(ids)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.errors import RequestError
+from quire.errors import RequestError, TooLong
 from quire.llm import text_feed
 from quire.llm.text_feed import TextFeed
 from quire.text.input_processor import InputProcessor
@@ -86,6 +86,19 @@ def test_a_text_that_is_refused_is_refused_for_what_it_has(llm, bad):
         llm.generate(["good", bad, "good too"], GREEDY, use_tqdm=False)
     assert str(among.value) == str(alone.value)
     assert not llm.llm_engine.has_unfinished_requests()
+
+
+def test_a_text_that_is_too_long_is_not_tokenized(llm, monkeypatch):
+    found, encode_batch = [], Tokenizer.encode_batch
+
+    def watched(self, texts, *args):
+        found.extend(texts)
+        return encode_batch(self, texts, *args)
+
+    monkeypatch.setattr(Tokenizer, "encode_batch", watched)
+    with pytest.raises(TooLong):
+        llm.generate(["good", "word " * 5000, "good too"], GREEDY, use_tqdm=False)
+    assert found == ["good", "good too"]
 
 
 def test_texts_that_are_cut_are_tokenized_by_their_requests(llm):
